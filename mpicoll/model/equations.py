@@ -173,7 +173,7 @@ def as_costs(names: Sequence[str], values: Array, links: Sequence[str], ends: En
 def reasons(
     cells: Sequence[Cell], columns: Mapping[str, Array], kept: Sequence[str]
 ) -> dict[str, str]:
-    """For each parameter that is not told: why, and which measurement is missing."""
+    """For each parameter that is not identifiable: why, and which measurement is missing."""
     found = {}
     for name in columns:
         if name in kept:

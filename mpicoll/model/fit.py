@@ -162,7 +162,7 @@ class _Attempt:
 
 
 def _try(system: Equations, ends: Ends, prior: Fitted | None, rounds: int = 8) -> _Attempt | None:
-    """Fit with given pieces; None where alpha or beta of one of them is not told."""
+    """Fit with given pieces; None where alpha or beta of one is not identifiable."""
     columns = system.columns(ends)
     reduces = equations.tells_gamma(system.cells)
     names = equations.identified(columns, system.seconds, reduces)

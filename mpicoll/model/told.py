@@ -198,7 +198,7 @@ def _joined(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def without_doubtful(comparisons: Comparisons, segments: Sequence[Segment]) -> list[Segment]:
-    """The same, with the library's own wherever a gain over it is not told from noise.
+    """The same, with the library's own wherever a gain over it is not significant.
 
     The first and the last sizes of a segment go to the library if, by themselves, they gain less
     than :data:`LEAST_GAIN`; what is left must be told.

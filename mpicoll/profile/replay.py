@@ -72,7 +72,7 @@ class Answer:
     def saved(self) -> tuple[float, float, float] | None:
         """Share of a call's time that the best saves: least, expected and most, of 95 % intervals.
 
-        None where that is not told from nothing.
+        None where that is not significant.
         """
         if self.now is None or self.best is None or self.now.choice == self.best.choice:
             return None

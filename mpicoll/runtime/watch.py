@@ -1,4 +1,4 @@
-"""The time limit of collective operations, and who has not come to one that does not end.
+"""The time limit of collective operations, and which ranks have not entered one that does not end.
 
 Calls of one communicator are made in the same order on all ranks, so they can be numbered.
 Persistent operations may be started in different orders, so each has a number of its own, counting

@@ -398,12 +398,12 @@ def test_tune_says_what_one_launch_and_shared_cores_are(command, tmp_path, monke
     given = {"sizes": (64, 4096, 1 << 18), "ranks": (4,), "repetitions": 5, "launches": 1}
     runs = launched(COSTS, {"allreduce": ["ring", "native"]}, **given)
     done = command("tune", write(tmp_path / "one.jsonl", runs), "-o", tmp_path / "t.json")
-    assert "no: one launch" in done.out and "one launch: how launches differ" in done.out
+    assert "no: one launch" in done.out and "one launch: the variation between launches" in done.out
     for run in runs:
         run.points = [replace(point, oversubscribed=True) for point in run.points]
     path = write(tmp_path / "crowded.jsonl", runs)
     done = command("tune", path, "-o", tmp_path / "t.json", "--oversubscribed")
-    assert "no: more ranks than cores" in done.out and "how cores are shared" in done.out
+    assert "no: more ranks than cores" in done.out and "how ranks share cores" in done.out
 
 
 def test_tune_without_anything(refused):

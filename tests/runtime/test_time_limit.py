@@ -1,4 +1,4 @@
-"""MPICOLL_TIMEOUT: calls that do not end raise, and say who has not come."""
+"""MPICOLL_TIMEOUT: calls that do not end raise, and name the ranks that have not entered them."""
 
 import re
 

@@ -99,7 +99,7 @@ def test_what_is_of_axes_needs_them(name):
     ("options", "message"),
     [
         ({"pipeline_schedule": "1b1f"}, "1f1b"),
-        ({"pipeline_schedule": "forward"}, "has forward passes alone"),
+        ({"pipeline_schedule": "forward"}, "has only forward passes"),
         ({"pipeline_schedule": "gpipe", "ahead": 1}, "ahead"),
         ({"pipeline_schedule": "pipedream", "clip": 1.0}, "pipedream does not take clip"),
         ({"pipeline_schedule": "pipedream", "accumulate": 2}, "does not take accumulate"),
@@ -110,7 +110,7 @@ def test_what_is_of_axes_needs_them(name):
         ({"microbatches": 0}, "microbatches is 0"),
         (
             {"survive": True, "strategy": "zero1"},
-            "survive on a mesh .* not of zero1: give strategy",
+            "survive on a mesh .* not zero1: give strategy",
         ),
         ({"survive": True, "wire": "int8"}, "survive does not go together with wire int8"),
         ({"mesh": "pipe=2,tensor=2", "invariant": 8}, "tensor does not go together with invariant"),

@@ -219,13 +219,13 @@ def _doubts(verdicts: list[Verdict]) -> None:
     said = {found.sure for found in verdicts}
     if ONE_LAUNCH in said:
         output.text(
-            "one launch: how launches differ is not known, so a choice changes only for a large "
-            "gain, and none is told; measure several, as by mpicoll bench --launch-id 1, 2, 3"
+            "one launch: the variation between launches is unknown, so a choice changes only for a "
+            "large gain, and no gain is significant; measure several (mpicoll bench --launch-id N)"
         )
     if CROWDED in said:
         output.text(
-            "more ranks than cores: what such times show is how cores are shared, so no gain is "
-            "told; measure as many ranks as there are cores"
+            "more ranks than cores: such times show how ranks share cores, so no gain is "
+            "significant; measure as many ranks as there are cores"
         )
 
 
