@@ -46,9 +46,9 @@ def render(profile: Profile, found: Sequence[Answer], lines: Sequence[str]) -> s
         '<section><div class="plots">',
         *(page.plot(name, figure) for name, figure in plots),
         "</div>",
-        '<p class="faint">Waiting: until all had arrived that a call cannot be done without. '
-        "It is told from calls that were found on all ranks, the number of which is in the "
-        "table.</p></section><h2>Calls</h2>",
+        '<p class="faint">Waiting: from the call of a rank until the last rank that it needs has '
+        "called. It is computed from calls that were matched on all ranks; the table has their "
+        "number.</p></section><h2>Calls</h2>",
         _calls(profile),
         *(_answers(profile, found, lines) if found else ()),
         "<h2>The run</h2>",

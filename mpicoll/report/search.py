@@ -53,8 +53,8 @@ def render(records: list[Record]) -> str:
         _winner(records),
         "<h2>Values</h2>",
         page.plot("values", _coordinates(space["space"], told, measure)),
-        f'<p class="faint">Each line is a trial, as it was last; the bluer, the better its '
-        f"{escaped(measure)} of the validation set.</p>",
+        '<p class="faint">Each line is a trial after its last epoch: the bluer, the better its '
+        f"validation {escaped(measure)}.</p>",
         '<h2>Epochs</h2><section><div class="plots">',
         *(page.plot(name, drawn) for name, drawn in plots),
         "</div>",
@@ -87,7 +87,9 @@ def _winner(records: list[Record]) -> str:
     if best is None:
         return "<p>No trial has a score.</p>"
     after = plural(best["epochs"], "epoch")
-    words = f"Best: trial {best['trial']} after {after}, validation {measures(best['validation'])}"
+    values = ", ".join(f"{name} {in_words(value)}" for name, value in best["values"].items())
+    words = f"Best: trial {best['trial']} ({values}) after {after}, "
+    words += f"validation {measures(best['validation'])}"
     for record in records:
         if record["event"] == "winner" and record["test"]:
             words += f"; test {measures(record['test'])}"
@@ -132,12 +134,15 @@ def _coordinates(space: dict[str, Any], told: list[Record], measure: str) -> Fig
         )
     layout = drawn["layout"]
     layout["showlegend"] = False
-    layout["margin"] = {"l": 24, "r": 60, "t": 12, "b": 44}
+    layout["margin"] = {"l": 24, "r": 60, "t": 36, "b": 44}
     names = [escaped(name) for name in axes]
     layout["xaxis"] |= {"tickvals": list(range(len(axes))), "ticktext": names, "title": {}}
     layout["yaxis"] |= {"visible": False, "range": [-0.05, 1.05]}
     layout["annotations"] = [
-        {"x": number, "y": place, "text": escaped(text), "xanchor": "left", "showarrow": False}
+        {
+            **{"x": number, "y": place, "text": escaped(text), "xanchor": "left"},
+            **{"showarrow": False, "bgcolor": "white", "opacity": 0.85},  # lines cross the texts
+        }
         for number, axis in enumerate(axes.values())
         for place, text in axis.ticks
     ]
@@ -174,7 +179,7 @@ def _shade(share: float, measure: str) -> str:
 
 def _by_epochs(records: list[Record], measure: str) -> Figure:
     """What each trial was at the end of each epoch: where lines end are the rungs."""
-    drawn = bare("epoch of a trial", f"{measure} of the validation set")
+    drawn = bare("epoch of a trial", f"validation {measure}")
     found: dict[int, dict[int, float]] = {}
     for record in records:
         if record["event"] == "epoch" and measure in record["validation"]:
@@ -190,7 +195,7 @@ def _best_so_far(records: list[Record], measure: str, by: str) -> Figure:
     """The best so far against seconds, or against the epochs spent on all trials."""
     drawn = bare(
         "time [s]" if by == "seconds" else "epochs of all trials",
-        f"best {measure} of the validation set so far",
+        f"best validation {measure} so far",
     )
     better = min if measure == "loss" else max
     points: list[tuple[float, float]] = []

@@ -135,7 +135,9 @@ def test_a_search(shown):
             },
         ]
     names = ["values", "epochs", "best-by-time", "best-by-epochs"]
-    require_whole(shown, search.render(records), names)
+    text = search.render(records)
+    assert "Best: trial 1 (lr 0.2) after 2 epochs, validation loss 0.4000" in text
+    require_whole(shown, text, names)
 
 
 def test_early_exits(shown):
