@@ -62,6 +62,6 @@ def test_the_table_of_epochs_fits_80_columns(train, lines):
     table = printer._Table()
     first = table.lines(epoch).splitlines()
     assert len(first) == lines and max(map(len, first)) <= 80
-    assert {"validation", "accuracy", "messages"} <= set(" ".join(first[:-1]).split())
+    assert {"validation", "accuracy", "exposed"} <= set(" ".join(first[:-1]).split())
     assert table.lines(epoch) == first[-1]  # heads are said once
     assert {"12", "0.1250", "12.3456", "0.5000", "123.25"} <= set(first[-1].split())
