@@ -101,8 +101,9 @@ def run(
     }
     typed = {name: np.ascontiguousarray(values, _TYPES[name]) for name, values in arrays.items()}
     finish, sent, messages, through = _clock.run(numbers, typed)
-    if through < len(programs) * segments:
-        raise ScheduleError(f"{plural(len(programs) * segments - through, 'segment')} never complete")
+    left = len(programs) * segments - through
+    if left > 0:
+        raise ScheduleError(f"{plural(left, 'segment')} never complete")
     return Result(tuple(finish), tuple(sent), messages)
 
 
