@@ -83,7 +83,7 @@ ORDER = {
     "mpicoll.train": (
         "__init__ > search exits > driver > pytorch jax distributed planner > strategies > "
         "config > servers parallel > exchange > ranks > models > data > groups > "
-        "optimizers schedules history > records threads options registry step"
+        "optimizers schedules history > records heap threads options registry step"
     ),
     "mpicoll.train.step": (
         "__init__ > picture checking > timing > catalogue core > orders passes > tasks"

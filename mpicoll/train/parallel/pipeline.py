@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.base.arrays import Array
+from mpicoll.train import heap
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
@@ -101,6 +102,7 @@ class Pipeline:
         replicas: type[Replicas] = Replicas,
         **options: int,
     ) -> None:
+        heap.keep_freed()
         self._mesh, refused = mesh, None
         self._cuts: Mapping[str, object] = {}
         try:
