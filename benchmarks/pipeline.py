@@ -7,8 +7,9 @@
 `padded`: tasks sleep, 50 ms forward and 100 ms backward for a rank's share of the layers, so that
 the cores of this machine do not matter; `uneven`: stages of 1 : 2 : 1 : 3 times 25 and 50 ms.
 `overhead`: layers that do nothing; several ranks also wait with their processors.  `wall`: a
-transformer of four blocks, and what the simulator says from the times of its stages, taken while
-both ranks compute; in turn, in one launch.  Adds lines to results/training/pipeline.jsonl.
+transformer of four blocks, and what the simulator says from the times of its stages, each a
+pipeline of its own with the same microbatches, while both ranks compute; in turn, in one launch, in
+half a minute.  The ratio of both has a 95 % interval.  Adds lines to results/training/pipeline.jsonl.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from mpi4py import MPI  # noqa: E402
 from padding import Pace, Padded  # noqa: E402
 
 import mpicoll  # noqa: E402
-from mpicoll.train.models import Batch, Layer, Sequential, transformer  # noqa: E402
-from mpicoll.train.models.precision import computing  # noqa: E402
+from mpicoll.bench.stats import summarise  # noqa: E402
+from mpicoll.train.models import Layer, Loss, Sequential, transformer  # noqa: E402
 from mpicoll.train.parallel import Mesh, Pipeline, Timeline  # noqa: E402
 from mpicoll.train.step import Durations, simulate  # noqa: E402
 
 FORWARD, BACKWARD = 0.050, 0.100
+#: Rounds of `wall`: not counted, and counted.
+WARM, ROUNDS = 2, 25
 #: Seconds to nanoseconds, which the simulator counts in.
 NANO = 1e9
 ORDERS: dict[str, dict[str, int]] = {
@@ -132,28 +135,32 @@ def overhead(comm: mpicoll.Intracomm, write: Callable[[dict[str, Any]], None]) -
             write({**facts, **{name: round(value, 1) for name, value in found.items()}})
 
 
-def stage_times(
-    pipeline: Pipeline, model: Sequential, rank: int, inputs: Any, comm: mpicoll.Intracomm
-) -> Durations:
-    """Nanoseconds of this rank's chunk, all ranks computing at the same time."""
-    ends = [*pipeline.starts[1:], len(model.layers)]
-    chunk = model.chunk(pipeline.starts[rank], ends[rank])
-    parameters, rounded = computing(pipeline.parameters, model.dtype)
-    batch = Batch(inputs, inputs, len(inputs), np.arange(len(inputs)))
-    values = inputs if not rank else np.ones((len(inputs), *model.shapes[ends[0]]), model.dtype)
-    times: list[tuple[float, float]] = []
-    for _ in range(8):
-        comm.Barrier()
-        begin = time.perf_counter()
-        outputs, memories = chunk.forward(parameters, values, batch, rounded)
-        middle = time.perf_counter()
-        error = outputs
-        if rank == len(ends) - 1:
-            error = model.loss.evaluate(outputs, np.zeros(outputs.shape[:-1], int))[1]
-        for _ in chunk.backward(parameters, memories, error, rounded):
-            pass
-        times.append((middle - begin, time.perf_counter() - middle))
-    return Durations(*(round(NANO * statistics.median(each)) for each in zip(*times, strict=True)))
+class Same(Loss):
+    """Slopes like the outputs: those of a stage that is not the last come from elsewhere."""
+
+    def evaluate(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """See `Loss`."""
+        return np.zeros(len(outputs)), outputs.copy()
+
+
+def stage_alone(model: Sequential, starts: tuple[int, ...], rank: int, microbatches: int) -> Any:
+    """A stage as a pipeline of its own, and what its first layer reads of a batch."""
+    ends = [*starts[1:], len(model.layers)]
+    layers, shape = model.layers[starts[rank] : ends[rank]], model.shapes[starts[rank]]
+    if rank:  # behind a layer that does nothing, the others have slopes by their inputs, too
+        layers = (Empty(), *layers)
+    loss = model.loss if ends[rank] == len(model.layers) else Same()
+    own = Sequential(layers, shape, model.dtype.name, loss)
+    return Pipeline(own, Mesh(), "1f1b", microbatches=microbatches), shape
+
+
+def task_times(pipeline: Pipeline) -> Durations:
+    """Nanoseconds of the tasks of the last step of a pipeline, medians."""
+    lengths = {
+        kind: [span.end - span.start for span in pipeline.spans if span.task.kind == kind]
+        for kind in "FB"
+    }
+    return Durations(*(round(NANO * statistics.median(lengths[kind])) for kind in "FB"))
 
 
 def wall(comm: mpicoll.Intracomm, write: Callable[[dict[str, Any]], None]) -> None:
@@ -162,36 +169,42 @@ def wall(comm: mpicoll.Intracomm, write: Callable[[dict[str, Any]], None]) -> No
     mesh, microbatches = Mesh(comm, pipe=comm.size), 8
     pipeline = Pipeline(model, mesh, "1f1b", microbatches=microbatches, cut="0,6")
     alone = Pipeline(model, Mesh(), "1f1b", microbatches=microbatches)
-    tokens = np.random.default_rng(0).integers(0, 256, (8 * microbatches, 65))
+    stage, shape = stage_alone(model, pipeline.starts, comm.rank, microbatches)
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 256, (8 * microbatches, 65))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    measured, expected, single = [], [], []
-    for _ in range(5):
-        own = stage_times(pipeline, model, comm.rank, inputs[:8], comm)
-        both = comm.allgather(own)
-        expected.append(simulate(pipeline.schedule, both).makespan / NANO)
+    read = generator.standard_normal((len(tokens), *shape), np.float32) if comm.rank else inputs
+
+    def seconds(step: Callable[[], object]) -> float:
         comm.Barrier()
         begin = time.perf_counter()
-        pipeline.step(inputs, targets)
-        measured.append(time.perf_counter() - begin)
+        step()
+        return float(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
+
+    def one_rank() -> None:
         if comm.rank == 0:
-            begin = time.perf_counter()
             alone.step(inputs, targets)
-            single.append(time.perf_counter() - begin)
-        comm.Barrier()
-    if comm.rank == 0:
-        medians = {
-            "seconds": statistics.median(measured),
-            "simulated": statistics.median(expected),
-            "one_rank": statistics.median(single),
-        }
-        ratio = medians["simulated"] / medians["seconds"]
-        write(
-            {
-                "case": "wall",
-                **{name: round(value, 4) for name, value in medians.items()},
-                "simulated_to_measured": round(ratio, 3),
-            }
-        )
+
+    found: dict[str, list[float]] = {"seconds": [], "simulated": [], "one_rank": [], "ratio": []}
+    for number in range(-WARM, ROUNDS):
+        seconds(lambda: stage.step(read, targets))
+        stages = comm.allgather(task_times(stage))
+        expected = simulate(pipeline.schedule, stages).makespan / NANO
+        measured = seconds(lambda: pipeline.step(inputs, targets))
+        single = seconds(one_rank)
+        if number >= 0:
+            values = measured, expected, single, expected / measured
+            for name, value in zip(found, values, strict=True):
+                found[name].append(value)
+    summaries = {name: summarise(values) for name, values in found.items()}
+    ratio = summaries.pop("ratio")
+    assert ratio.low is not None and ratio.high is not None  # there are enough rounds for one
+    medians = {name: round(summary.median, 4) for name, summary in summaries.items()}
+    interval = {
+        "simulated_to_measured": round(ratio.median, 3),
+        "interval": [round(bound, 3) for bound in (ratio.low, ratio.high)],
+    }
+    write({"case": "wall", "rounds": ROUNDS, **medians, **interval})
 
 
 CASES = {"padded": padded, "overhead": overhead, "wall": wall}

@@ -13,6 +13,7 @@ import mpicoll
 from mpicoll.train import TrainingError
 from mpicoll.train.models import BatchNorm, Dense, Layer, ReLU, Sequential, transformer
 from mpicoll.train.parallel import Mesh, NotFinite, Pipeline
+from mpicoll.train.parallel.wires import Parcel, Wire, Wires
 
 COMM = MPI.COMM_WORLD
 P, RANK = COMM.size, COMM.rank
@@ -100,6 +101,27 @@ def test_steps_have_the_bits_of_one_process(mesh, order, recompute):
         held = pipeline.schedule.order.held(RANK, P, 2 * P, **named)
         assert pipeline.held == held or (pipeline.held < held and order == "zb_v")
     pipeline.free()
+
+
+@pytest.mark.skipif(P < 2, reason="a message needs two ranks")
+def test_what_is_to_come_arrives_between_layers(comm, tmp_path):
+    """A long message needs its receiver: `poll` is what a rank calls that computes."""
+    gone, array = Path(COMM.bcast(str(tmp_path / "gone"))), np.ones((1, 1 << 20))
+    wires, parcel = Wires(comm), Parcel(array.shape, array.dtype)
+    if RANK == 0:
+        wire = Wire(1, False, 1)
+        wires.expect([(wire, parcel)])
+        end = time.monotonic() + 20
+        while not gone.exists() and time.monotonic() < end:
+            wires.poll()
+        assert gone.exists()
+        assert wires.take(wire).tobytes() == array.tobytes()
+    elif RANK == 1:
+        wires.put(Wire(1, False, 0), array, parcel)
+        wires.finish()
+        gone.touch()
+    wires.finish()
+    wires.free()
 
 
 def test_all_meshes_have_the_same_bits(comm):
