@@ -9,7 +9,8 @@ the cores of this machine do not matter; `uneven`: stages of 1 : 2 : 1 : 3 times
 `overhead`: layers that do nothing; several ranks also wait with their processors.  `wall`: a
 transformer of four blocks, and what the simulator says from the times of its stages, each a
 pipeline of its own with the same microbatches, while both ranks compute; in turn, in one launch, in
-half a minute.  The ratio of both has a 95 % interval.  Adds lines to results/training/pipeline.jsonl.
+half a minute.  The ratio of both has a 95 % interval.  Adds lines to
+results/training/pipeline.jsonl.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Parameter servers without messages: consistency models, shards, and a checker of traces."""
 
 import json
+import math
 from dataclasses import asdict
 
 import numpy as np
