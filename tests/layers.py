@@ -86,7 +86,7 @@ ORDER = {
         "optimizers schedules history > records heap threads options registry step"
     ),
     "mpicoll.train.step": (
-        "__init__ > picture checking > timing > catalogue core > orders passes > tasks"
+        "__init__ > registered picture checking > timing > catalogue core > orders passes > tasks"
     ),
     "mpicoll.train.search": (
         "__init__ > console > loop > coordinator > crews > trials jobs > methods > "
