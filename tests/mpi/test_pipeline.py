@@ -350,14 +350,14 @@ def test_the_parts_of_a_timeline_are_the_whole(mesh, tmp_path):
             pipeline.step(inputs, targets)
     pipeline.step(inputs, targets)
     assert len(timeline.steps) == 3
-    off, idle = [], [[] for _ in range(P)]
+    off, idle = ([[] for _ in range(P)] for _ in range(2))
     for step in range(3):
         for rank, shares in enumerate(timeline.shares(step)):
             parts = shares.computing + shares.bubble + shares.exposed + shares.straggling
-            off.append(abs(parts - shares.step) / shares.step)
+            off[rank].append(abs(parts - shares.step) / shares.step)
             assert shares.computing >= 4 * 0.09
             idle[rank].append(shares.bubble + shares.straggling)
-    assert min(off) < 0.01
+    assert max(map(min, off)) < 0.01
     # A rank is idle while the pipeline fills and drains; a busy machine may hide some of it.
     assert min(map(max, idle)) >= 0.09 * (P - 1) - 0.03
     COMM.Barrier()
