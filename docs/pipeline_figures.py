@@ -116,8 +116,8 @@ def _network(found: list[dict[str, Any]]) -> list[str]:
     """Steps over a network beside their simulation, and what a microbatch of 1F1B loses."""
     cases: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in found:
-        case = (line[name] for name in ("delay", "bytes", "order"))
-        cases[(*case, line.get("ahead"), line["M"])].append(line)
+        names = "delay", "bytes", "order", "ahead", "M"
+        cases[tuple(line.get(name) for name in names)].append(line)
     steps = {
         case: {
             name: median(line[name] for line in launches)
