@@ -1,18 +1,14 @@
-"""Parts of docs/pipelines.rst: what is registered of each order, charts, sessions, a network."""
+"""Parts of docs/pipelines.rst: what is registered of each order, Gantt charts, and two sessions."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections import defaultdict
 from pathlib import Path
-from statistics import median
-from typing import Any
 
+import pipeline_measured
 from tables import list_table
-from training_figures import lines
 
-from mpicoll.bench.stats import percentile
 from mpicoll.cli import main
 from mpicoll.train.step import Order, find, names, picture, schedule
 
@@ -30,7 +26,7 @@ def pages() -> dict[str, str]:
     return {
         "pipeline_orders.inc": "\n".join(_table()),
         "pipeline_charts.inc": "\n".join(line for name in names() for line in _section(find(name))),
-        "pipeline_network.inc": "\n".join(_network(lines("pipeline_network"))),
+        **pipeline_measured.pages(),
         **{name: _session(words) for name, words in SESSIONS.items()},
     }
 
@@ -104,46 +100,3 @@ def _session(words: str) -> str:
     lines = [f"$ {words}", *told.getvalue().splitlines()]
     text = "\n".join(f"   {line}".rstrip() for line in lines)
     return f".. code-block:: none\n\n{text}\n"
-
-
-#: What tasks of a rank take in benchmarks/pipeline.py, forward and backward together.
-TASKS = 0.150
-#: Microbatches of the steps whose difference is the time of a microbatch.
-FEW, MANY = 8, 16
-
-
-def _network(found: list[dict[str, Any]]) -> list[str]:
-    """Steps over a network beside their simulation, and what a microbatch of 1F1B loses."""
-    cases: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for line in found:
-        names = "delay", "bytes", "order", "ahead", "M"
-        cases[tuple(line.get(name) for name in names)].append(line)
-    steps = {
-        case: {
-            name: median(line[name] for line in launches)
-            for name in ("seconds", "simulated", "message")
-        }
-        for case, launches in cases.items()
-    }
-    rows, off = [], []
-    for (delay, nbytes, order, ahead, microbatches), step in steps.items():
-        off.append(abs(step["simulated"] / step["seconds"] - 1))
-        if microbatches != MANY:
-            continue
-        lost = formula = ""
-        if order == "1f1b":
-            few = steps[delay, nbytes, order, ahead, FEW]
-            period = (step["seconds"] - few["seconds"]) / (MANY - FEW)
-            lost = f"{1e3 * (period - TASKS):.1f}"
-            formula = "0" if ahead else f"{1e3 * 2 * step['message'] * 3 / 4:.1f}"
-        name = f"``{order}``" if ahead is None else f"``{order}``, ahead={ahead}"
-        times = [f"{step[name]:.3f}" for name in ("seconds", "simulated")]
-        place = [f"{1e3 * delay:g}", f"{nbytes >> 10}", f"{1e3 * step['message']:.1f}"]
-        rows.append([*place, name, *times, lost, formula])
-    head = ["delay [ms]", "activation [KiB]", "message, fitted [ms]", "order", "step [s]"]
-    head += ["simulated [s]", "lost [ms a microbatch]", "2c(S−1)/S [ms]"]
-    words = (
-        f"Of {len(off)} steps the simulation is {100 * median(off):.1f} % off in the median and "
-        f"{100 * percentile(sorted(off), 90):.1f} % in the 90th percentile."
-    )
-    return [*list_table(head, rows), words, ""]
