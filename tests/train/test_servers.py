@@ -83,7 +83,7 @@ def test_what_servers_cannot_do_is_refused_by_name(changes, message):
         Config(strategy="parameter_server", **changes)
 
 
-def test_a_wait_ends_late_by_a_sixteenth_at_most(monkeypatch):
+def test_a_wait_ends_late_by_an_eighth_at_most(monkeypatch):
     now, pauses = [0.0], []
 
     def sleep(seconds):
@@ -97,9 +97,9 @@ def test_a_wait_ends_late_by_a_sixteenth_at_most(monkeypatch):
         pauses.clear()
         waiting.wait_until(lambda end=wait: now[0] >= end, lambda: False)
         assert pauses[:21] == [0] * 20 + [2e-5]
-        assert now[0] - wait <= max(wait / 16, 2e-5)
+        assert now[0] - wait <= max(wait / 8, 2e-5)
         assert max(pauses) <= 1e-3
-        assert len(pauses) < 150 + 1000 * wait
+        assert len(pauses) < 100 + 1000 * wait
 
 
 def test_what_moves_is_awaited_eagerly(monkeypatch):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Polls that only yield the core, and then seconds of a sleep between two: a part of the wait so
 #: far, so that a wait ends late by that part of its length at most.
 _POLLS, _LEAST, _MOST = 20, 2e-5, 1e-3
-_PART = 1 / 16
+_PART = 1 / 8
 
 
 def is_death(error: Exception) -> bool:
