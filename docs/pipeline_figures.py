@@ -6,6 +6,7 @@ import contextlib
 import io
 from pathlib import Path
 
+import pipeline_measured
 from tables import list_table
 
 from mpicoll.cli import main
@@ -25,6 +26,7 @@ def pages() -> dict[str, str]:
     return {
         "pipeline_orders.inc": "\n".join(_table()),
         "pipeline_charts.inc": "\n".join(line for name in names() for line in _section(find(name))),
+        **pipeline_measured.pages(),
         **{name: _session(words) for name, words in SESSIONS.items()},
     }
 

@@ -33,7 +33,6 @@ def pages() -> dict[str, str]:
     texts = {
         "training_accuracy.inc": _accuracy(lines("fashion_mnist")),
         "training_stragglers.inc": _stragglers(lines("stragglers")),
-        "pipelines_measured.inc": _padded(lines("pipeline")),
         "survival_delay.inc": _delay(lines("survival-delay")),
         "gpu_allreduce.inc": _gpus(),
         "synthesis_measured.inc": _synthesis(),
@@ -66,22 +65,6 @@ def _stragglers(found: Sequence[Line]) -> list[str]:
         for way in ways
     )
     return list_table(["slow steps", *heads], rows)
-
-
-def _padded(found: Sequence[Line]) -> list[str]:
-    """The share of a step in which ranks are idle, and that of the formula."""
-    own = [line for line in found if line["case"] == "padded"]
-    counts = sorted({line["M"] for line in own})
-    rows = []
-    for order in dict.fromkeys(line["order"] for line in own):
-        cells, expected = [], []
-        for count in counts:
-            launches = [line for line in own if (line["order"], line["M"]) == (order, count)]
-            cells.append(f"{median(line['idle'] for line in launches):.3f}")
-            expected.append(f"{launches[0]['expected']:.3f}")
-        name = f"``{order}``, v = 2" if order == "interleaved" else f"``{order}``"
-        rows.append([name, *cells, ", ".join(dict.fromkeys(expected))])
-    return list_table(["order", *(f"M = {count}" for count in counts), "formula"], rows)
 
 
 def _delay(found: Sequence[Line]) -> list[str]:

@@ -83,10 +83,10 @@ ORDER = {
     "mpicoll.train": (
         "__init__ > search exits > driver > pytorch jax distributed planner > strategies > "
         "config > servers parallel > exchange > ranks > models > data > groups > "
-        "optimizers schedules history > records threads options registry step"
+        "optimizers schedules history > records heap threads options registry step"
     ),
     "mpicoll.train.step": (
-        "__init__ > picture checking > timing > catalogue core > orders passes > tasks"
+        "__init__ > registered picture checking > timing > catalogue core > orders passes > tasks"
     ),
     "mpicoll.train.search": (
         "__init__ > console > loop > coordinator > crews > trials jobs > methods > "

@@ -38,12 +38,13 @@ def empty_on_device(shape: int | tuple[int, ...], dtype: npt.DTypeLike, comm: In
     """
     import cupy
 
-    peers = _peers(comm)
+    state = _state(comm)
+    peers = _peers(state)
     if peers is None:
         return cupy.empty(shape, dtype)
     lengths = (shape,) if isinstance(shape, int) else shape
     nbytes = math.prod(lengths) * np.dtype(dtype).itemsize
-    with progress.meanwhile():
+    with state.guard.hearing(), progress.meanwhile():
         address, token = peers.empty(nbytes)
     memory = cupy.cuda.UnownedMemory(address, nbytes, token, peers.device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
@@ -68,7 +69,8 @@ def register(array: Any, comm: Intracomm) -> Registered:
         TypeError: no such array, or not such a communicator.
         BufferError: not contiguous.
     """
-    peers = _peers(comm)
+    state = _state(comm)
+    peers = _peers(state)
     found = recognise(array)
     if found is None:
         raise TypeError(f"expected an array in device memory, not {type(array).__name__}")
@@ -79,14 +81,13 @@ def register(array: Any, comm: Intracomm) -> Registered:
         )
     if peers is None:
         return Registered(None, ())
-    with progress.meanwhile():
+    with state.guard.hearing(), progress.meanwhile():
         return peers.register([(found.ptr, found.nbytes)], array)
 
 
-def _peers(comm: Any) -> Any:
+def _peers(state: State) -> Any:
     """What runs the collectives of a communicator between GPUs, None if nothing does."""
-    gpus = _state(comm).gpus
-    return None if gpus is None else gpus.peers
+    return None if state.gpus is None else state.gpus.peers
 
 
 def _state(comm: Any) -> State:

@@ -183,9 +183,10 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
     at_home = _are_at_home(group, arrays) and call.is_direct
     # What is on another device, or packed, is copied at each start; binding is collective all the
     # same.
-    bound = peers.bind(
-        name, *(arrays if at_home else (None, None)), _operator(call), call.place.root
-    )
+    with state.guard.hearing():
+        bound = peers.bind(
+            name, *(arrays if at_home else (None, None)), _operator(call), call.place.root
+        )
 
     def streams() -> list[int]:
         if call.stream is not None:
@@ -196,7 +197,12 @@ def bind(state: State, prepared: Prepared) -> EnqueuedPrequest:
         state.guard.check()
         if at_home:
             stream, others = stream_after(group.device, streams())
-            bound.start(stream)
+            try:
+                bound.start(stream)
+            except Unordered:
+                raise  # which leaves everything as it was
+            except BaseException as error:
+                state.guard.fail_by(error, call)
             release_streams(group.device, stream, others)
         else:
             stream = _enqueue(state, call if call.stream is not None else _as_now(call))
@@ -314,6 +320,5 @@ def _enqueue_peers(state: State, call: Call) -> int:
     except Unordered:
         raise  # which leaves everything as it was
     except BaseException as error:
-        state.guard.fail(error, call)
-        raise
+        state.guard.fail_by(error, call)
     return visit.stream

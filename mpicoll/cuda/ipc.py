@@ -32,6 +32,7 @@ from mpicoll.cuda.launches import Limits, launch_of
 from mpicoll.cuda.links import Facts
 from mpicoll.cuda.liveness import Watchdog
 from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry
+from mpicoll.errors import MemoryGone
 
 __all__ = ["TIMEOUT", "Bound", "Peers", "Registered"]
 
@@ -398,12 +399,13 @@ class Peers:
             if self.failed is None:
                 return
             self._launcher.open = False
-        raise RuntimeError(f"this communicator cannot be used any more: {self.failed}")
+        kind = MemoryGone if isinstance(self.failed, MemoryGone) else RuntimeError
+        raise kind(f"this communicator cannot be used any more: {self.failed}")
 
     def _failure(self) -> BaseException | None:
         if self._watchdog is not None and self._watchdog.dead:
             ranks = ", ".join(map(str, self._watchdog.dead))
-            return RuntimeError(f"the process of rank {ranks} has died")
+            return MemoryGone(f"the process of rank {ranks} has died")
         alarmed = self._launcher.alarmed()
         if alarmed is None:
             return None

@@ -190,6 +190,16 @@ class Guard:
         except BaseException as error:
             self.fail_by(error, *kept)
 
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """:meth:`fail` if a death has caused what the ``with`` block raises, and raise RankLost."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(self.meant(error), RankLost):
+                self.fail_by(error)
+            raise
+
     def fail_by(self, error: BaseException, *kept: object) -> NoReturn:
         """:meth:`fail`, and raise what the error means."""
         meant = self.fail(error, *kept)

@@ -50,7 +50,11 @@ def available(machine: Machine) -> bool:
 
 
 def run(
-    programs: Sequence[Sequence[Channel]], ranks: int, sizes: Sizes, machine: Machine
+    programs: Sequence[Sequence[Channel]],
+    ranks: int,
+    sizes: Sizes,
+    machine: Machine,
+    repeats: int = 1,
 ) -> Result:
     """What :func:`mpicoll.simulate.clock.clock` finds, many times as fast.
 
@@ -59,11 +63,14 @@ def run(
         ranks: number of ranks.
         sizes: how long blocks are.
         machine: the machine, see :func:`available`.
+        repeats: how often the segments of the programs are repeated, each time on later segments
+            of the vector; ``sizes`` has all of them.
 
     Raises:
         ScheduleError: something is left over (deadlock, unmatched messages).
     """
     first = programs[0][0] if programs[0] else Channel(())
+    segments = first.segments * repeats
     strands, channels = period(*programs), len(programs[0]) // first.segments
     sides = _Sides(sizes)
     for rank, program in enumerate(programs):
@@ -88,16 +95,15 @@ def run(
         **{"ranks": len(programs), "channels": channels, "ports": machine.ports},
         **{"strands": strands, "links": len(machine.network.links) if machine.network else 0},
         **{"overhead": machine.network.overhead if machine.network else 0},
-        **{"segments": first.segments, "window": first.window, "unit_slowdown": machine.unit},
+        **{"segments": segments, "window": first.window, "unit_slowdown": machine.unit},
         **{"step": machine.step, "gamma": machine.gamma, "messages": len(senders)},
         "pairs": int(arrays["pair"].max()) + 1,
     }
     typed = {name: np.ascontiguousarray(values, _TYPES[name]) for name, values in arrays.items()}
     finish, sent, messages, through = _clock.run(numbers, typed)
-    if through < len(programs) * first.segments:
-        raise ScheduleError(
-            f"{plural(len(programs) * first.segments - through, 'segment')} never complete"
-        )
+    left = len(programs) * segments - through
+    if left > 0:
+        raise ScheduleError(f"{plural(left, 'segment')} never complete")
     return Result(tuple(finish), tuple(sent), messages)
 
 

@@ -55,6 +55,11 @@ class Made:
         """How many there are."""
         return len(self.programs[0])
 
+    @property
+    def channels(self) -> int:
+        """How many there are, of all strands together."""
+        return sum(map(len, self.programs[0]))
+
     def longest(self, nbytes: int, segments: int) -> int:
         """Bytes of its longest message."""
         most = max(

@@ -1,4 +1,4 @@
-"""From trees to schedules: a strand is one channel, whose rounds follow the levels of its trees."""
+"""From trees to schedules: the rounds of a channel follow the levels of its trees."""
 
 from __future__ import annotations
 
@@ -18,10 +18,23 @@ from mpicoll.synthesis.pack import Forest, Part, Tree
 Program = list[list[list[Round]]]
 
 
-def programs(forest: Forest, ranks: int) -> list[Program]:
-    """The schedule of each rank."""
-    strands_of = [_strand(parts, ranks) for parts in forest.strands]
-    return [[[rounds[rank]] for rounds in strands_of] for rank in range(ranks)]
+def programs(forest: Forest, ranks: int, apart: bool = False) -> list[Program]:
+    """The schedule of each rank.
+
+    Args:
+        forest: the trees.
+        ranks: how many there are.
+        apart: whether each block has a channel of its own, so that none waits for another one;
+            else a strand is one channel, and blocks that go the same way share their messages.
+    """
+    strands_of = [
+        [_channel(group, ranks) for group in ([[part] for part in parts] if apart else [parts])]
+        for parts in forest.strands
+    ]
+    return [
+        [[rounds[rank] for rounds in of_strand] for of_strand in strands_of]
+        for rank in range(ranks)
+    ]
 
 
 def promises(collective: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -36,7 +49,7 @@ def blocks(collective: str, ranks: int) -> int:
     return ranks if COLLECTIVES[collective].block_per_rank else 1
 
 
-def _strand(parts: Sequence[Part], ranks: int) -> list[list[Round]]:
+def _channel(parts: Sequence[Part], ranks: int) -> list[list[Round]]:
     """The rounds of each rank: those of all levels up, the deepest first, then of all down."""
     found: list[list[Round]] = [[] for _ in range(ranks)]
     ups = [(part.block, part.up) for part in parts if part.up is not None]
@@ -106,9 +119,11 @@ def finish(
     window: int = 8,
 ) -> tuple[int, ...]:
     """When each rank is done, by the clock."""
-    every = [made(program, segments, window).items for program in ranks]
-    sizes = Sizes(nbytes, nblocks, every[0][0].segments)
+    sizes = Sizes(nbytes, nblocks, len(ranks[0]) * segments)
     if compiled.available(machine):
-        return compiled.run(every, len(ranks), sizes, machine).finish
+        # The first segment of each strand says it all: to make the others takes longer.
+        firsts = [made(program, 1, window).items for program in ranks]
+        return compiled.run(firsts, len(ranks), sizes, machine, segments).finish
+    every = [made(program, segments, window).items for program in ranks]
     matching = Matching(every, nblocks, 0, [Blank() for _ in ranks])
     return clock(matching, machine, sizes).finish

@@ -34,6 +34,8 @@ _TASTES = ((8, 0.05), (4, 1.0), (16, 0.2), (8, 0.0))
 _MANY = 16
 #: Bytes of a vector up to which there are core trees, too, and their part of the evaluations.
 _SHORT, _OF_CORES = 64 << 10, 0.5
+#: Segments that can be under way at a time where blocks have channels of their own.
+_APART = 4
 #: Of the best schedules so many are looked at closer.
 _CLOSER = 4
 
@@ -159,8 +161,8 @@ class _Search:
     bound: Bound
     tick: Callable[[], object]
     evaluations: int = 0
-    #: The forest that a schedule was made of, and the taste of its trees.
-    forests: dict[int, tuple[Forest, Taste]] = field(default_factory=dict)
+    #: The forest that a schedule was made of, the taste of its trees, and whether blocks are apart.
+    forests: dict[int, tuple[Forest, Taste, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.edges = Edges.of(self.machine)
@@ -195,6 +197,8 @@ class _Search:
                     self.collective, self.edges, self.bound, taste, self.root, self.wish.seed
                 )
                 yield self._made(packed, taste)
+                if 1 < len(packed.strands[0]) * count <= MAX_OPEN_CHANNELS // _APART:
+                    yield self._made(packed, taste, apart=True)
 
     def _strands(self) -> tuple[int, ...]:
         if self.wish.trees:
@@ -205,15 +209,15 @@ class _Search:
             return (1, 16)
         return tuple(sorted({1, 4, self.ranks, 2 * self.ranks}))
 
-    def _made(self, packed: Forest, taste: Taste) -> Made:
+    def _made(self, packed: Forest, taste: Taste, apart: bool = False) -> Made:
         origin = f"{taste.strands} strands of trees, power {taste.power}, depth {taste.depth:g}"
         made = Made(
-            origin,
-            forest.programs(packed, self.ranks),
+            origin + ", blocks apart" * apart,
+            forest.programs(packed, self.ranks, apart),
             forest.blocks(self.collective, self.ranks),
             packed.loads,
         )
-        self.forests[id(made)] = packed, taste
+        self.forests[id(made)] = packed, taste, apart
         return made
 
     def _allowed(
@@ -233,7 +237,7 @@ class _Search:
             (segments, window)
             for segments, window in dict.fromkeys(pairs)
             if window <= segments
-            and window * made.strands <= MAX_OPEN_CHANNELS
+            and window * made.channels <= MAX_OPEN_CHANNELS
             and segments * made.strands <= MAX_SEGMENTS
             and (longest is None or made.longest(nbytes, segments) <= longest)
         ]
@@ -306,7 +310,7 @@ class _Search:
 
     def _other(self, best: Timed, dice: random.Random) -> Made:
         """The same trees but for one, which is grown anew."""
-        packed, taste = self.forests[id(best.made)]
+        packed, taste, apart = self.forests[id(best.made)]
         packer = Packer(self.collective, self.edges, self.bound, taste, self.root, self.wish.seed)
         parts = [part for strand in packed.strands for part in strand]
         number = dice.randrange(len(parts))
@@ -315,4 +319,4 @@ class _Search:
             root = dice.randrange(self.ranks)
         power, depth = dice.choice(_TASTES)
         changed = Taste(taste.strands, power, depth * dice.random())
-        return self._made(packer.regrown(packed, number, changed, root), taste)
+        return self._made(packer.regrown(packed, number, changed, root), taste, apart)

@@ -19,7 +19,7 @@ from mpicoll.comm import messages
 from mpicoll.comm.device import handle_of
 from mpicoll.cuda import driver, group, ipc, pinned, streams
 from mpicoll.cuda.arrays import is_device, recognise
-from mpicoll.errors import TransportWarning
+from mpicoll.errors import MemoryGone, TransportWarning
 from mpicoll.requests.device import Enqueued
 from mpicoll.runtime import relay, staging
 from mpicoll.runtime.arguments import parse, place_of
@@ -696,6 +696,15 @@ def test_what_fails_last_is_told(monkeypatch):
     assert ended.told == END
     with pytest.raises(RuntimeError, match="has waited on its GPU for rank 1"):
         ended.peers.check()
+
+
+def test_a_death_is_told_as_memory_that_is_gone(monkeypatch):
+    """By which a communicator that outlives its ranks knows it from other failures."""
+    ended = Ended(monkeypatch)
+    ended.peers._watchdog.dead.append(1)
+    for _ in range(2):
+        with pytest.raises(MemoryGone, match="used any more: the process of rank 1 has died"):
+            ended.peers.check()
 
 
 def test_a_gpu_that_is_lost_may_still_look_at_the_alarm(monkeypatch):

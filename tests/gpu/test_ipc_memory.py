@@ -175,7 +175,7 @@ def test_the_fast_path(peers, world):
     total = world.Get_size() * (world.Get_size() + 1) // 2
     arguments = "allreduce", MPI.IN_PLACE, x, MPI.SUM, 0
     if not peers.serve(*arguments):
-        peers.learn(*arguments)
+        peers.learn(*arguments, x.dtype)
         assert peers.serve(*arguments)
     assert bool((x == total).all())
     assert not peers.serve("allreduce", MPI.IN_PLACE, x[::2], MPI.SUM, 0)

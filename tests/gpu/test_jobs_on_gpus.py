@@ -6,7 +6,7 @@ To be run without mpirun: python -m pytest tests/gpu/test_jobs_on_gpus.py
 import json
 from pathlib import Path
 
-import launch
+import deaths
 import pytest
 import sharing
 
@@ -69,9 +69,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(
-    "Open MPI v5" not in launch._library(), reason="all ranks end with one, by this library"
-)
+@deaths.ulfm
 @pytest.mark.timeout(60)
 def test_a_rank_that_is_killed_while_another_waits_on_its_gpu(mpirun, tmp_path):
     """The limit is 600 s: it is the death that ends the wait, and the GPU is not left spinning."""
@@ -84,3 +82,63 @@ def test_a_rank_that_is_killed_while_another_waits_on_its_gpu(mpirun, tmp_path):
     told = [line for line in lines if line.startswith("told:")]
     assert len(told) == 2 and all("the process of rank 1 has died" in line for line in told)
     assert lines[-1] == "idle"
+
+
+SURVIVAL = """
+import json, os, signal, sys, time
+import cupy
+from mpi4py import MPI
+sys.path[:0] = json.loads(sys.argv[1])
+import mpicoll, sharing
+
+how = sys.argv[2]
+world = MPI.COMM_WORLD
+cupy.cuda.Device(world.rank % cupy.cuda.runtime.getDeviceCount()).use()
+with sharing.allowed():
+    comm = mpicoll.Intracomm(world, survive=True)
+    x, y = cupy.ones(1000, "f4"), cupy.empty(1000, "f4")
+    persistent = comm.Allreduce_init(x, y)
+    comm.Allreduce(x, y)
+    cupy.cuda.Device().synchronize()
+    transport = comm.gpu_transport()
+    print("by", transport, flush=True)
+    world.Barrier()
+    if world.rank == 1:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls = {
+        "blocking": lambda: comm.Allreduce(x, y),
+        "non-blocking": lambda: comm.Iallreduce(x, y).Wait(),
+        "persistent": lambda: persistent.Start() or persistent.Wait(),
+        "register": lambda: mpicoll.cuda.register(x, comm),
+        "init": lambda: comm.Allreduce_init(x, y),
+    }
+    try:
+        while True:
+            calls[how]()
+            cupy.cuda.Device().synchronize()
+    except mpicoll.RankLost as error:
+        began = time.monotonic()
+        left = comm.survivors()
+        assert error.ranks == (1,), error
+        assert left.gpu_transport() == transport
+        left.Allreduce(x, y)
+        cupy.cuda.Device().synchronize()
+        assert float(y.min()) == float(y.max()) == left.size == world.size - 1
+        print("on", round(time.monotonic() - began, 2), flush=True)
+left.leave()
+"""
+
+
+@deaths.ulfm
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["blocking", "non-blocking", "persistent", "register", "init"])
+def test_the_others_go_on_when_a_rank_dies_while_they_wait_on_their_gpus(mpirun, tmp_path, how):
+    (tmp_path / "survival.py").write_text(SURVIVAL)
+    paths = json.dumps([str(Path(sharing.__file__).parent)])
+    done = mpirun(3, tmp_path / "survival.py", paths, how, options=deaths.FAULT_TOLERANT)
+    lines = done.out.splitlines()
+    if "by cuda_ipc" not in lines:
+        pytest.skip(lines[0] if lines else done.err)
+    assert sum(line.startswith("on ") for line in lines) == 2, done.out + done.err
+    mpirun.check_tidy()

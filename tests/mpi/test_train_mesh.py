@@ -198,6 +198,29 @@ def test_pipedream_is_its_simulator(comm):
 
 
 @more
+def test_pipedream_goes_on_where_a_signal_has_stopped_it(comm, folder):
+    """Between two batches no microbatch is under way: a checkpoint there has all there is."""
+    data = clouds(60)
+    options = {"lr": 0.005, "batch": 15, "epochs": 1, "mesh": f"pipe={P}", "microbatches": 5}
+    options |= {"optimizer": "momentum", "pipeline_schedule": "pipedream"}
+
+    def learnt(on_step=None, **more):
+        model = Sequential([*(Dense(7) for _ in range(P)), Dense(4)], (12,), "float64")
+        return run(Config(**options, **more), comm, dataset=data, model=model, on_step=on_step)
+
+    def on_step(step):
+        if step.number == 2 and comm.rank == P - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    expected = learnt()
+    stopped = learnt(on_step, checkpoint=str(folder))
+    assert stopped.stopped == "signal" and stopped.steps in (2, 3) and expected.steps == 4
+    found = learnt(resume=str(folder))
+    assert found.steps == 4
+    same_bits(found.parameters, expected.parameters)
+
+
+@more
 def test_a_signal_stops_all(comm, folder):
     config = Config(**OPTIONS, mesh=MESHES[0], microbatches=2, checkpoint=str(folder))
 

@@ -132,12 +132,11 @@ def test_a_broadcast_is_as_fast_as_can_be(ranks, seed):
 
 @pytest.mark.parametrize(
     ("ranks", "seed"),
-    [(4, 0), *(pytest.param(5, seed, marks=pytest.mark.long) for seed in range(6))],
+    [(4, 0), (5, 0), *(pytest.param(5, seed, marks=pytest.mark.long) for seed in range(1, 6))],
 )
 @pytest.mark.timeout(300)
 def test_an_all_gather_is_near_the_optimum(ranks, seed):
-    """A rank waits for all messages of a round before it sends on: up to 40 % is lost to that."""
     one, nbytes = machine(ranks, seed), ranks * BLOCK
     answer = search("allgather", one, (nbytes,), wish=Wish(trees=(1, 2), evaluations=300))
     time = min(answer.made[nbytes][0].time, answer.known[nbytes][0].time) / UNIT
-    assert time <= 1.4 * optimum(one, list(range(ranks)), math.ceil(time))
+    assert time <= 1.25 * optimum(one, list(range(ranks)), math.ceil(time))

@@ -250,6 +250,32 @@ def test_all_ranks_come_to_the_end_of_a_step_that_fails(order, kind, rank, recom
     assert f"chunk {chunk}, microbatch" in found[rank].text
 
 
+@pytest.mark.parametrize("kind", ["forward", "backward", "update"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_ranks_come_to_the_end_of_pipedream_that_fails(kind, rank):
+    stack = [layer for _ in range(3) for layer in (Dense(4), Breaks("forward", -1))]
+    if kind != "update":
+        stack[2 * rank + 1] = Breaks(kind, 2)
+    model = Sequential([*stack, Dense(2)], (4,), "float32")
+    inputs, left = np.ones((12, 4), np.float32), [2]
+
+    def update(parameters, gradients):
+        if kind == "update" and f"layer{2 * rank + 1}.weight" in parameters:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError("the update is on fire")
+        updated(parameters, gradients)
+
+    given = batches(inputs, np.zeros(12, int), 6, alone=True)
+    ranks = run(model, find("pipedream", 3, 6), (0, 2, 4), given, update)
+    found = {n: r.executor.failure for n, r in enumerate(ranks) if r.executor.failure}
+    assert found.keys() == {rank}
+    assert found[rank].text == (
+        f"{kind[0].upper()} of chunk {rank}, microbatch 2: OSError: the {kind}"
+        f"{' pass' * (kind != 'update')} is on fire"
+    )
+
+
 def test_what_is_not_finite_ends_a_step():
     model, inputs, targets = problem("float32", 12)
     inputs[5] = np.inf

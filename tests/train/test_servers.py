@@ -83,16 +83,30 @@ def test_what_servers_cannot_do_is_refused_by_name(changes, message):
         Config(strategy="parameter_server", **changes)
 
 
-def test_who_waits_polls_and_then_sleeps_longer_and_longer(monkeypatch):
-    pauses = []
+def test_a_wait_ends_late_by_an_eighth_at_most(monkeypatch):
+    now, pauses = [0.0], []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(waiting.time, "sleep", sleep)
+    for wait in 1e-4, 1e-3, 5e-3, 1.0:
+        now[0] = 0.0
+        pauses.clear()
+        waiting.wait_until(lambda end=wait: now[0] >= end, lambda: False)
+        assert pauses[:21] == [0] * 20 + [2e-5]
+        assert now[0] - wait <= max(wait / 8, 2e-5)
+        assert max(pauses) <= 1e-3
+        assert len(pauses) < 100 + 1000 * wait
+
+
+def test_what_moves_is_awaited_eagerly(monkeypatch):
+    pauses, moved = [], iter([False] * 22 + [True])
     monkeypatch.setattr(waiting.time, "sleep", pauses.append)
-    waiting.wait_until(lambda: len(pauses) == 30, lambda: False)
-    assert pauses[:20] == [0] * 20
-    assert pauses[20:] == [min(2e-5 * 2**k, 1e-3) for k in range(10)]
-    pauses.clear()
-    moved = iter([False] * 22 + [True])
     waiting.wait_until(lambda: len(pauses) == 25, lambda: next(moved, False))
-    assert pauses[20:] == [2e-5, 4e-5, 0, 0, 0]  # what moves is awaited eagerly
+    assert pauses == [0] * 20 + [2e-5] * 2 + [0] * 3
 
 
 def test_who_waits_keeps_the_time_limit(monkeypatch):

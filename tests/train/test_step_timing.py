@@ -74,7 +74,7 @@ def test_the_clock_finds_the_longest_path(case, S, M, recompute, delay, data):
 # --- the shapes of the papers ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "pipedream"])
 def test_idle_of_a_pipeline(name):
     """GPipe, section 2: the bubble is (S-1)/(M+S-1); a fifth at most from M = 4S."""
     for S in (1, 2, 3, 5, 8):

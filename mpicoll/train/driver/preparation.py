@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpicoll.base import arrays
-from mpicoll.train import groups, optimizers
+from mpicoll.train import groups, heap, optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load, targets
 from mpicoll.train.driver import bits, cutting, memory, predicted
@@ -57,6 +57,7 @@ def prepare(
         workers: The ranks of `comm`, where they are not as the configuration says.
         waits: Whether this rank has nothing of the model before `reseated` gives it some.
     """
+    heap.keep_freed()
     dataset, model, optimizer = given
     if workers is None:
         workers = Workers() if comm is None else placement.members(config, comm)

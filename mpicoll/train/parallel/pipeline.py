@@ -5,7 +5,6 @@ Every rank makes the same calls with the same batches, of which it reads what it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpicoll.base.arrays import Array
+from mpicoll.train import heap
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Sequential
@@ -28,7 +28,7 @@ from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled
 from mpicoll.train.parallel.sums import Sums, totals
-from mpicoll.train.parallel.timeline import Record, Timeline, gathered
+from mpicoll.train.parallel.timeline import Recorder, Timeline, gathered
 from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
 from mpicoll.train.step import catalogue
@@ -74,7 +74,6 @@ class Pipeline:
         versions: Most versions of its parameters that it kept in the last step.
         skipped: Microbatches that this rank skipped in the last `stream`, and why.
         sent, sent_bytes: Messages between chunks that it has sent, and their bytes.
-        spans: What this rank did when in the last step.
         parts: Number of parts of a batch: the microbatches of all replicas.
         gradients_nbytes: Bytes of the sums of gradients on this rank.
 
@@ -101,6 +100,7 @@ class Pipeline:
         replicas: type[Replicas] = Replicas,
         **options: int,
     ) -> None:
+        heap.keep_freed()
         self._mesh, refused = mesh, None
         self._cuts: Mapping[str, object] = {}
         try:
@@ -137,8 +137,7 @@ class Pipeline:
         # The forward passes of the same program: of one version of the parameters.
         forward = [task._replace(version=0) for task in program if task.kind.endswith("F")]
         self._forward_plan = self._runner.planned(forward, recomputes=False)
-        self._records: list[Record] | None = None
-        self.spans: list[Span] = []
+        self._recorder = Recorder()
         self.held, self.versions = 0, 1
         self.skipped: dict[int, str] = {}
 
@@ -181,7 +180,7 @@ class Pipeline:
                 f"{self.schedule.order.name} updates parameters after each microbatch: call stream"
             )
         given = Given(inputs, targets, samples, epoch, seed, scale)
-        with self._stage.restored(), self._recorded() as spans:
+        with self._stage.restored(), self._recorder.step() as spans:
             with self.replicas.gathered():
                 executor = self._runner.run(self._plan, given, self._sums, spans=spans)
             self.held, self.versions = executor.held, self._runner.versions
@@ -227,7 +226,7 @@ class Pipeline:
         if not self.schedule.order.updates:
             raise ValueError(f"{self.schedule.order.name} makes no updates by itself: call step")
         given = Given(inputs, targets, samples, epoch, seed)
-        with self._recorded() as spans:
+        with self._recorder.step() as spans:
             executor = self._runner.run(self._plan, given, self._sums, update, spans)
             self.held, self.versions = executor.held, self._runner.versions
             self.skipped = executor.skipped
@@ -315,12 +314,8 @@ class Pipeline:
             TrainingError: It cannot be written; on all ranks.
         """
         timeline = Timeline(self.schedule, self._mesh.data.size * self._mesh.tensor.size)
-        records: list[Record] = []
-        self._records = records
-        try:
+        with self._recorder.kept() as records:
             yield timeline
-        finally:
-            self._records = None
         timeline.steps = gathered(self._mesh, records)
         with self._group.together("writing the trace"):
             if path is not None and self._mesh.world.rank == 0:
@@ -345,6 +340,11 @@ class Pipeline:
         parameters = sum(array.nbytes for array in self.parameters.values())
         has = {"parameters": parameters, "gradients": self.gradients_nbytes}
         memory.make_room(self._group, self.memory(batch), has)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What this rank did when in the last step."""
+        return self._recorder.spans
 
     @property
     def doing(self) -> str:
@@ -390,12 +390,3 @@ class Pipeline:
         if self._mesh.data.size > 1 or self._stage.ties:
             self._group.require_finite(gradients)
         return gradients
-
-    @contextmanager
-    def _recorded(self) -> Iterator[list[Span]]:
-        """Takes the spans of a step, and keeps them where somebody asks for them."""
-        spans = self.spans = list[Span]()
-        start = time.perf_counter()
-        yield spans
-        if self._records is not None:
-            self._records.append(Record(start, time.perf_counter(), spans))

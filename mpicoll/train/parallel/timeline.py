@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -34,6 +36,37 @@ class Record(NamedTuple):
         """The same on another clock."""
         spans = [Span(s.task, s.start + by, s.end + by) for s in self.spans]
         return Record(self.start + by, self.end + by, spans)
+
+
+class Recorder:
+    """What a rank did in its steps.
+
+    Attributes:
+        spans: Of the last step, or of the one under way.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._records: list[Record] | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[list[Span]]:
+        """Takes the spans of a step, and keeps them where somebody asks for them."""
+        spans = self.spans = list[Span]()
+        start = time.perf_counter()
+        yield spans
+        if self._records is not None:
+            self._records.append(Record(start, time.perf_counter(), spans))
+
+    @contextmanager
+    def kept(self) -> Iterator[list[Record]]:
+        """The records of the steps that are made within the statement and do not fail."""
+        records: list[Record] = []
+        self._records = records
+        try:
+            yield records
+        finally:
+            self._records = None
 
 
 class Shares(NamedTuple):

@@ -137,7 +137,15 @@ class Wires:
         return buffer[: parcel.nbytes].view(parcel.dtype).reshape(parcel.shape)
 
     def poll(self) -> bool:
-        """Move messages on; whether any has left."""
+        """Move messages on while this rank computes; whether any has left."""
+        moved = self._left()
+        for posted in self._posted.values():
+            if posted and not _is_there(posted[0].request):
+                break  # what looked has moved all on that are to come
+        return moved
+
+    def _left(self) -> bool:
+        """Let go what has been sent; whether there was any."""
         self._deaths.look()
         before = len(self._leaving)
         while self._leaving and self._leaving[0][0].Test():
@@ -151,7 +159,7 @@ class Wires:
             TimeoutError: As `take` does.
         """
         with self._deaths.told(self._leaving, self._posted):
-            wait_until(lambda: not self._leaving, self.poll, self._limit)
+            wait_until(lambda: not self._leaving, self._left, self._limit)
 
     def swap(
         self, array: Array, targets: Sequence[int], arrivals: Mapping[int, Array], tag: int
@@ -188,7 +196,7 @@ class Wires:
 
         with self._deaths.told(self._leaving, self._posted):
             try:
-                wait_until(lambda: request.Test(self._status), self.poll, self._limit)
+                wait_until(lambda: request.Test(self._status), self._left, self._limit)
             except MPI.Exception as error:
                 if error.Get_error_class() != MPI.ERR_TRUNCATE:
                     raise
@@ -200,3 +208,13 @@ class Wires:
         buffer = np.empty(max(parcel.nbytes, 1), np.uint8)
         request = self._comm.Irecv([buffer, self._byte], wire.peer, wire.tag)
         self._posted[wire].append(_Receive(parcel, buffer, request))
+
+
+def _is_there(request: MPI.Request) -> bool:
+    """Whether a message has arrived, or failed, which who takes it will be told."""
+    from mpi4py import MPI
+
+    try:
+        return bool(request.Get_status())
+    except MPI.Exception:
+        return True

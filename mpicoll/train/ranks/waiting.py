@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+#: Polls that only yield the core, and then seconds of a sleep between two: a part of the wait so
+#: far, so that a wait ends late by that part of its length at most.
 _POLLS, _LEAST, _MOST = 20, 2e-5, 1e-3
+_PART = 1 / 8
 
 
 def is_death(error: Exception) -> bool:
@@ -134,10 +137,10 @@ def wait_until(
     Raises:
         TimeoutError: The limit is exceeded.
     """
-    pause, polls, since = _LEAST, 0, math.inf
+    polls, since = 0, math.inf
     while not done():
         if meanwhile():
-            pause, polls, since = _LEAST, 0, math.inf
+            polls, since = 0, math.inf
         elif polls < _POLLS:
             polls += 1
             time.sleep(0)
@@ -149,5 +152,4 @@ def wait_until(
                     f"no message has come within MPICOLL_TIMEOUT={limit:g} s: a rank hangs or is "
                     "cut off, or a step takes longer than the limit"
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _MOST)
+            time.sleep(min(max(_LEAST, _PART * (now - since)), _MOST))

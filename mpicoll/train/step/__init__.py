@@ -5,6 +5,7 @@ next.  Passes add messages and recomputation.  The result is a program for each 
 verified, simulated, drawn and run.  Needs only the standard library.
 """
 
+from mpicoll.train.step import registered  # noqa: F401 - fills the catalogue
 from mpicoll.train.step.catalogue import Order, Schedule, find, names, register, schedule
 from mpicoll.train.step.checking import Verdict, check
 from mpicoll.train.step.core import DeadlockError
