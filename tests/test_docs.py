@@ -60,6 +60,19 @@ def test_every_page_has_a_title():
         assert title and line == "=" * len(title), path.name
 
 
+def test_the_home_page_has_six_groups_and_every_page_is_in_one():
+    text = (DOCS / "index.rst").read_text()
+    shown, _, trees = text.partition(".. toctree::")
+    groups = re.findall(r"^(.+)\n-{3,}$", shown, re.MULTILINE)
+    assert groups == [
+        "Ten lines",
+        *("Start", "Choose and tune", "Measure and model", "Train", "Clusters and GPUs"),
+        "Reference",
+    ]
+    listed = set(re.findall(r"^\* :doc:`(\w+)`", shown, re.MULTILINE))
+    assert listed == {page.stem for page in DOCS.glob("*.rst")} - {"index"}
+
+
 def test_pages_need_nothing_from_elsewhere():
     """Sphinx shows formulas by a script that browsers would fetch."""
     for path in DOCS.glob("*.rst"):

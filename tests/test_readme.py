@@ -78,6 +78,10 @@ def test_a_command_of_the_readme(command, tmp_path):
     assert done.stdout
 
 
+def test_the_readme_stays_short():
+    assert len(README.splitlines()) <= 120
+
+
 def test_make_commands_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = re.findall(r"make ([a-z-]+)", "\n".join(commands(README) + commands(CONTRIBUTING)))
