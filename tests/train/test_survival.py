@@ -15,6 +15,7 @@ GATHER = "parallel.gathered.Gathered._gather"
 EVALUATION = "driver.measuring.Measuring.measure"
 SAVE = "driver.array_files.write"
 RECOVERY = "driver.recovery.recover"
+TOLD, AGREED = (f"ranks.members.Members.{name}" for name in ("tell_sleepers", "all_finished"))
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -106,6 +107,27 @@ def test_a_spare_rank_takes_a_place(train):
     assert found[3]["seen"] == [list(range(7, STEPS + 1)), [1, 2, 3, 4]]
     whole, err = results(train(3, [], {"algorithm": "ring"}))
     assert found[0]["bits"] == found[3]["bits"] == whole[0]["bits"], err
+
+
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [(TOLD, 1), pytest.param(AGREED, 1, marks=pytest.mark.long)],
+    ids=["before", "after"],
+)
+def test_the_first_rank_dies_around_telling_the_spare_rank_of_the_end(train, where, times):
+    """All that is left of the run is told again, by the next rank."""
+    found, err = results(train(3, [[0, "kill", where, times]], {"spares": 1}))
+    assert set(found) == {1, 2}, err
+    assert [found[rank]["lost"] for rank in (1, 2)] == [[[[0], STEPS, 0, 2]]] * 2
+    assert found[1]["bits"] == found[2]["bits"] and found[1]["difference"] <= 1e-12
+
+
+def test_the_death_of_a_spare_rank_is_told(train):
+    found, err = results(train(4, [[3, "kill", "ranks.members.dead", 5]], {"spares": 2}))
+    assert set(found) == {0, 1, 2}, err
+    ((dead, _, repeated, left),) = found[0]["lost"]
+    assert (dead, left, found[0]["spare"]) == ([3], 2, [1]) and repeated <= 1
+    assert found[0]["bits"] == found[2]["bits"] and found[0]["difference"] <= 1e-12
 
 
 def test_spare_ranks_end_with_the_error_of_those_that_train(train):

@@ -109,9 +109,12 @@ class Attempt:
     def run(self) -> Result:
         """Until a stop rule holds.
 
+        Where ranks may die, files then stay open, and locked, until `close`: others may have to
+        make another attempt.
+
         Raises:
             TrainingError: As `mpicoll.train.run`.
-            RankLost: A rank has died; files stay open, and locked, until the next attempt is ready.
+            RankLost: A rank has died; files stay open until the next attempt is ready.
         """
         setup, config, workers = self._setup, self._setup.config, self._setup.workers
         training = self._training = strategy_of(config).make(setup)
@@ -158,6 +161,7 @@ class Attempt:
                 missed,
             )
             training.close()
+            goes_on = config.survive
         except RankLost:
             goes_on = config.survive
             raise

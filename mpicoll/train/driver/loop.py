@@ -197,6 +197,7 @@ def run_on(
     with _told_to_sleepers(members):
         setup, measuring = prepare(config, comm, given, measures, workers, waits)
     words = _described(setup, given)
+    members.hear_all()  # before, the run could not go on
     attempt: Attempt | None = None
 
     def hear() -> None:
@@ -207,27 +208,33 @@ def run_on(
         death: Death | None = None
         unheard: tuple[int, ...] = ()  # died before those that are left could begin an attempt
         while True:
+            found: Result | None = None
             try:
-                if not members.sleeps:
+                if members.sleeps:
+                    unheard = ()
+                    if callbacks.printer is not None:
+                        callbacks.printer.pause()
+                    told = members.sleep()
+                    if isinstance(told, TrainingError):
+                        raise told
+                    found = told
+                else:
                     if death is not None:
                         setup = _regrouped(setup, members, config, given.optimizer)
                         measuring = measuring.on(members.workers)
                     attempt, unheard = Attempt(setup, measuring, callbacks, words, death), ()
-                    result = attempt.run()
-                    return members.dismiss(result)
-                unheard = ()
-                if callbacks.printer is not None:
-                    callbacks.printer.pause()
-                found = members.sleep()
-                if found is not None:
-                    if attempt is not None:
-                        attempt.close()
-                    if isinstance(found, TrainingError):
-                        raise found
-                    return found
+                    found = attempt.run()
+                    if not members.tell_sleepers(found):
+                        found = None
             except RankLost as error:
                 if error.given_up is not None:
                     raise
+                found = None
+            if members.all_finished(found is not None):
+                assert found is not None
+                if attempt is not None:
+                    attempt.close()
+                return found
             noticed = time.perf_counter()
             if config.has_parts:
                 kept = None if attempt is None else attempt.kept
@@ -247,7 +254,7 @@ def _told_to_sleepers(members: Members) -> Iterator[None]:
     except RankLost:
         raise
     except TrainingError as error:
-        members.dismiss(error)
+        members.tell_sleepers(error)
         raise
 
 
