@@ -72,7 +72,6 @@ TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
         "data_servers": (0,),
         "device": ("cpu",),
         "workers": (None,),
-        "timeline": (None,),
     },
     "spares": {"survive": (True,)},
     "pipe": {**_SHARED, "keep_gathered": (False,)},  # it is so without
@@ -225,12 +224,6 @@ class Config(Options):
                 )
         if not self.has_parts:
             return
-        if self.survive and "mesh_survival" not in STRATEGIES[self.strategy].takes:
-            raise ValueError(
-                f"survive on a mesh with pipe or tensor is of strategy allreduce, under which all "
-                f"replicas have the same, not of {self.strategy}: give strategy allreduce, or "
-                "leave survive out"
-            )
         order = self.step_schedule.order
         if not order.trains:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mpicoll.train.driver.metrics import locked
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.driver.printer import Printer
 from mpicoll.train.ranks.stacks import Stacks
-from mpicoll.train.ranks.workers import TrainingError, together
+from mpicoll.train.ranks.workers import TrainingError, Workers, together
 from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
 from mpicoll.train.schedules import Schedule
 from mpicoll.train.strategies.protocol import strategy_of
@@ -47,12 +47,15 @@ class Death:
         noticed: When this rank heard of it, by `time.perf_counter`.
         before: The attempt that they ended; None on a rank that slept.
         spare: So many of those that are left wait until they are needed.
+        wake: Gives the ranks that put the state together, where those that sleep are to help;
+            None: those that train.
     """
 
     ranks: tuple[int, ...]
     noticed: float
     before: Attempt | None
     spare: int = 0
+    wake: Callable[[], Workers] | None = None
 
 
 class Attempt:
@@ -211,7 +214,8 @@ class Attempt:
         facts = self.beginning, self.losses, self.dead, self._before is not None
         known = workers.gather(facts)
         self.beginning, self.losses, self.dead, _ = known[0]
-        source, missed = recovery.recover(workers, training, before)
+        everyone = workers if self._death.wake is None else self._death.wake()
+        source, missed = recovery.recover(everyone, training, before)
         checkpoint = None
         if source is None:
             if not any(trained for *_, trained in known):

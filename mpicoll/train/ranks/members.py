@@ -16,7 +16,7 @@ from mpicoll.train.ranks.waiting import (
     require_place,
     share_deaths,
 )
-from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError
+from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError, Workers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,6 +38,10 @@ def require_survival() -> None:
     reason = survival_obstacle()
     if reason:
         raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+
+
+class Wanted:
+    """What those that train tell those that sleep: take part in what comes next, and sleep on."""
 
 
 class Members:
@@ -140,7 +144,7 @@ class Members:
         """Wait until a rank dies, or the run is over.
 
         Returns:
-            None after a death; what `tell_sleepers` has told.
+            None after a death; what `tell_sleepers` has told; `Wanted` where `wake` was called.
         """
         first = self._working[0]
         while not dead(self._everyone):
@@ -170,6 +174,16 @@ class Members:
                 return False
             time.sleep(_NAP)
         return True
+
+    def wake(self) -> Workers:
+        """All ranks that are left, for what those that sleep take part in, too; collective."""
+        self.tell_sleepers(Wanted())
+        return self.everyone
+
+    @property
+    def everyone(self) -> Workers:
+        """All ranks that are left."""
+        return GuardedWorkers(self._everyone, None)
 
     def all_finished(self, finished: bool) -> bool:
         """Whether all ranks have finished and none has died; the same on all that are left.
