@@ -114,12 +114,12 @@ def test_every_rank_and_way_to_die(learn, mesh, within, strategy, victim, how):
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", SHARDED)
 def test_ranks_that_are_to_sleep_give_what_they_alone_have(learn, strategy):
-    """Two replicas are dissolved; of the other stage two ranks keep pieces that no third has."""
-    deaths = [[1, "kill", END, 9], [3, "kill", END, 9]]
+    """Of the second stage replica 1 is dead, and its copy with replica 2, which has no place."""
+    deaths = [[rank, "kill", END, 9] for rank in (0, 2, 5)]
     found, err = learn(8, "data=4,pipe=2", deaths, strategy=strategy)
-    check(found, err, [1, 3], 8, asleep=found, strategy=strategy)
-    assert found[0]["from"] == [None] * len(found[0]["from"])
-    assert (found[0]["lost"][-1][3], found[0]["spare"][-1]) == (4, 2)
+    check(found, err, [0, 2, 5], 8, asleep=found, strategy=strategy)
+    assert found[1]["from"] == [None] * len(found[1]["from"])
+    assert (found[1]["lost"][-1][3], found[1]["spare"][-1]) == (4, 1)
 
 
 @pytest.mark.long

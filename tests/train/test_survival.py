@@ -218,6 +218,20 @@ def test_two_deaths(train, tmp_path, where, strategy, ranks, transport):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_two_at_once(train, tmp_path, ranks, strategy, transport):
+    """Of three ranks these are a rank and its buddy."""
+    changes = {"strategy": strategy, "checkpoint": str(tmp_path / "c")}
+    deaths = [[0, "kill", SUMS, 17], [2, "kill", SUMS, 17]]
+    found, err = results(train(ranks, deaths, changes, transport))
+    check(found, err, [0, 2], ranks, strategy=strategy)
+    if ranks == 3 and strategy in ("zero1", "fsdp"):
+        assert found[1]["from"][-1].endswith("step-00000011")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["global", "local"])
 @pytest.mark.parametrize("shards", [None, 8, "fsdp"])
 def test_buffers_outlive_their_ranks(train, tmp_path, norm, shards):
