@@ -127,8 +127,8 @@ class RetainedPieces(Retained):
         replicas: Axis,
     ) -> None:
         super().__init__(pieces, values, place)
-        alone = replicas.comm is None
-        workers = Workers() if alone else GuardedWorkers(replicas.comm, None)
+        along = replicas.comm
+        workers = Workers() if along is None else GuardedWorkers(along, None)
         self._copies, self._last = Copies(workers, self._now, dtype), -1
 
     def begin(self, number: int, facts: Mapping[str, Any]) -> None:
