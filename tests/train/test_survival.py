@@ -281,6 +281,8 @@ def test_deaths_at_random(train, tmp_path, seed):
     found, err = results(done)
     dead = [victim, *(rank for rank, *_ in deaths)]
     gone = set(range(ranks)) - set(found)
-    assert gone <= set(dead), err
+    # Open MPI 5.0 may crash ranks that hear of a second death within MPI_Comm_shrink.
+    crashed = err.count("(ompi_comm_revoke_local+")
+    assert len(gone - set(dead)) <= crashed, err
     exact = "invariant" in changes
     check(found, err, gone, ranks, exact, strategy, epochs=40)
