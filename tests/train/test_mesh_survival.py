@@ -264,6 +264,17 @@ def test_every_rank_of_fsdp(train, tmp_path, victim, how):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("where", ["tell_sleepers", "all_finished", "tell"])
+def test_the_rank_that_prints_dies_at_the_end(train, where):
+    """Before the spare rank knows of the end, before all agree on it, and before it prints."""
+    changes = {"mesh": PIPE, "model": "mlp", "spares": 1}
+    done = train(5, [[0, "kill", f"ranks.members.Members.{where}", 1]], changes, command=True)
+    assert done.out.count("s of steps") == 1, done.err
+    if where != "tell":
+        assert "lost 1 rank: 0 after step 44; " in done.err
+
+
+@pytest.mark.long
 def test_the_end_of_a_run_says_what_was_lost(train, tmp_path):
     changes = {"mesh": PIPE, "model": "mlp", "checkpoint": str(tmp_path / "c"), "spares": 1}
     deaths = [[0, "kill", STEP, 15], [1, "kill", STEP, 30]]
