@@ -80,7 +80,7 @@ class Members:
             )
         self._started, self.names = size, tuple(range(size))
         self._make, self.places = make, size - spares
-        self._telling: list[MPI.Request] = []  # kept: what they send may still be under way
+        self._telling: list[list[MPI.Request]] = []  # what is under way to the dead stays so
         self._everyone: Any = Intracomm(comm.Dup(), survive=True)
         self._form(range(self.places))
 
@@ -148,13 +148,18 @@ class Members:
         """
         first = self._working[0]
         while not dead(self._everyone):
-            if self._everyone.Iprobe(source=first, tag=_OVER):
-                return self._everyone.recv(source=first, tag=_OVER)
+            try:
+                if self._everyone.Iprobe(source=first, tag=_OVER):
+                    return self._everyone.recv(source=first, tag=_OVER)
+            except Exception as error:
+                if not is_death(error):
+                    raise
+                return None
             time.sleep(_NAP)
         return None
 
     def tell_sleepers(self, told: object) -> bool:
-        """The run is over: the first rank tells those that sleep.
+        """The first rank tells those that sleep something, such as the result of the run.
 
         Returns:
             Whether all of them know, as far as this rank has to tell them.
@@ -162,14 +167,16 @@ class Members:
         if not self.is_first:
             return True
         asleep = [rank for rank in range(self._everyone.Get_size()) if rank not in self._working]
+        sent: list[MPI.Request] = []
+        self._telling.append(sent)
         for rank in asleep:
             try:
-                self._telling.append(self._everyone.isend(told, rank, _OVER))
+                sent.append(self._everyone.isend(told, rank, _OVER))
             except Exception as error:
                 if not is_death(error):
                     raise
                 return False
-        while not all(is_complete(request) for request in self._telling[-len(asleep) :]):
+        while not all(is_complete(request) for request in sent):
             if dead(self._everyone):  # those that sleep have seen it, and wait for no message
                 return False
             time.sleep(_NAP)
