@@ -1,6 +1,7 @@
 """Trainings on a mesh in which ranks die: the others learn what all would have learnt."""
 
 import json
+import random
 
 import pytest
 from deaths import HEARTBEATS, check, results
@@ -25,10 +26,10 @@ pytestmark = pytest.mark.timeout(180)
 def learn(train, tmp_path):
     """Train on a mesh, with deaths; what the ranks that are left have found."""
 
-    def start(ranks, mesh, deaths, options=(), **changes):
+    def start(ranks, mesh, deaths, options=(), after=None, **changes):
         known = {"microbatches": 2, "model": "mlp", "hidden": [9, 8], "check_every": 5}
         changes = {**known, "mesh": mesh, "checkpoint": str(tmp_path / "c"), **changes}
-        return results(train(ranks, deaths, changes, options=options))
+        return results(train(ranks, deaths, changes, options=options, after=after))
 
     return start
 
@@ -189,6 +190,24 @@ def test_several_deaths_and_places(learn, ranks, mesh, deaths, left, spare, chan
     assert pairs[-1] == (left[-1], spare[-1])
     assert all(pair in zip(left, spare, strict=True) for pair in pairs)
     assert first["from"] == [None] * len(pairs)
+
+
+LAUNCHES = 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(LAUNCHES))
+def test_deaths_at_random(learn, seed):
+    """A rank is killed by a timer, in whatever it does."""
+    draw = random.Random(seed)
+    strategy, mesh = draw.choice(["allreduce", *SHARDED]), draw.choice([PIPE, TENSOR])
+    spares, victim = draw.choice([0, 1]), draw.randrange(4)
+    job = {"after": [victim, draw.uniform(0, 0.3)], "strategy": strategy, "spares": spares}
+    found, err = learn(4 + spares, mesh, [], epochs=8, **job)
+    gone = set(range(4 + spares)) - set(found)
+    assert gone <= {victim}, err  # it may have ended before
+    check(found, err, gone, 4 + spares, strategy=strategy, epochs=8, asleep=found)
+    assert all(left == (4 if spares else 2) for *_, left in found[min(found)]["lost"])
 
 
 @pytest.mark.long
