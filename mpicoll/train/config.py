@@ -72,7 +72,6 @@ TOGETHER: dict[str, dict[str, tuple[object, ...]]] = {
         "data_servers": (0,),
         "device": ("cpu",),
         "workers": (None,),
-        "timeline": (None,),
     },
     "spares": {"survive": (True,)},
     "pipe": {**_SHARED, "keep_gathered": (False,)},  # it is so without
@@ -224,12 +223,6 @@ class Config(Options):
                 )
         if not self.has_parts:
             return
-        if self.survive and "mesh_survival" not in STRATEGIES[self.strategy].takes:
-            raise ValueError(
-                "survive on a mesh with pipe or tensor needs strategy allreduce, where all "
-                f"replicas hold the same, not {self.strategy}: give strategy allreduce, or leave "
-                "survive out"
-            )
         order = self.step_schedule.order
         if not order.trains:
             raise ValueError(

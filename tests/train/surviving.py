@@ -3,9 +3,10 @@
 The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
 ``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
 of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
-counted from its first step; ``stopped``: seconds for which one is that stops; ``batch norm``;
-``command``: as ``mpicoll train`` does.  Each rank that is left prints what it has found, and the
-first how far that is from one process.
+counted from its first step; ``stopped``: seconds for which one is that stops; ``room``: bytes that
+are left from then on to one that does not die, but fills up; ``batch norm``; ``command``: as
+``mpicoll train`` does.  Each rank that is left prints what it has found, and the first how far that
+is from one process.
 """
 
 # ruff: noqa: E402 - threads are limited before NumPy is loaded
@@ -30,7 +31,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.comm import exit_on_exception
 from mpicoll.train import Config, Sequential, data, main, run
-from mpicoll.train.driver import checkpoints
+from mpicoll.train.driver import checkpoints, memory
 from mpicoll.train.models import BatchNorm, Dense, ReLU
 
 JOB = json.loads(sys.argv[1])
@@ -42,6 +43,9 @@ from dying import before_call
 def die(how):
     if how == "exception":
         raise OSError("the disk is full")
+    if how == "fill":
+        memory.available = lambda: JOB["room"]
+        return
     if how == "exit":
         os._exit(3)
     if how == "stop":

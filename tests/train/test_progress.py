@@ -6,7 +6,7 @@ import pytest
 
 from mpicoll.train import Config
 from mpicoll.train.driver import printer, progress
-from mpicoll.train.records import Beginning, Epoch
+from mpicoll.train.records import Beginning, Epoch, Step
 
 REST = {"test": {}, "communication": 0.25, "skipped": 0, "compute": (1.0,)}
 
@@ -24,6 +24,30 @@ def test_long_epochs_write_a_line_now_and_then(monkeypatch, capsys):
         "epoch 1: step 7 of 10, 60 s left",
         "epoch 1: step 9 of 10, 20 s left",
     ]
+
+
+def test_a_bar_may_begin_in_the_middle_of_an_epoch(capsys, monkeypatch):
+    """As where the rank that drew it has died."""
+    pytest.importorskip("rich")
+    monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0)
+    with progress.progress_bar() as on_step:
+        on_step(SimpleNamespace(epoch=3, position=6, of=8))
+        assert "epoch 3" in (said := capsys.readouterr().err) and "75%" in said
+        on_step(SimpleNamespace(epoch=3, position=8, of=8))
+    assert "100%" in capsys.readouterr().err
+
+
+def test_the_rank_that_prints_shows_progress():
+    steps = []
+    prints = printer.Printer(Config(), None, steps.append)
+    step = Step.__new__(Step)
+    for first in (False, True):
+        prints.begin(None, None, first)
+        prints.add(step)
+        assert len(steps) == first
+    prints.pause()
+    prints.add(step)
+    assert steps == [step]
 
 
 @pytest.mark.parametrize(

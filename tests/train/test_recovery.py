@@ -234,7 +234,6 @@ def test_sets_that_are_equal_stay_so_to_the_bit():
         ({"data_servers": 1}, "data_servers 1"),
         ({"device": "gpu"}, "device gpu"),
         ({"workers": 3}, "workers 3"),
-        ({"timeline": "t", "mesh": "pipe=2", "model": "mlp"}, "timeline t"),
     ],
 )
 def test_what_survive_does_not_go_together_with(changes, words):

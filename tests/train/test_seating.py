@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from mpicoll.train import Config
 from mpicoll.train.driver.seating import chosen, counted, fitted, seated
+from mpicoll.train.parallel.mesh import Axis
 from mpicoll.train.strategies.kept import Seat
-from mpicoll.train.strategies.retained import Retained
+from mpicoll.train.strategies.retained import RetainedPieces, RetainedWhole
 
 AXES = st.builds(
     lambda *n: dict(zip(("data", "pipe", "tensor"), n, strict=True)),
@@ -125,8 +126,8 @@ def test_too_few_for_a_replica(checkpoint, remedy):
 
 def test_a_step_that_is_not_made_leaves_what_was_before_it():
     weights, state, buffers = np.arange(3.0), np.zeros(3, np.float32), {"n": np.array([4])}
-    kept = Retained([("parameter", 0, weights), ("state/m", 0, state)], buffers, 2)
-    assert kept.numbers == {"parameter/2": 3, "state/m/2": 3, "buffers/2": 1}
+    kept = RetainedWhole([("parameter", 0, weights), ("state/m", 0, state)], buffers, 2)
+    assert kept.ends == {"parameter/2": 3, "state/m/2": 3, "buffers/2": 1}
     kept.begin(5, {"then": True})
     weights += 1
     buffers["n"] += 1
@@ -140,9 +141,32 @@ def test_a_step_that_is_not_made_leaves_what_was_before_it():
 
     before = (5, True, [[0, 1, 2], [0, 0, 0], [4]])
     assert held() == [before]
-    kept.made()
+    kept.made(6, {})
     assert held() == [(6, False, [[1, 2, 3], [0, 0, 0], [5]]), before]
     kept.put("parameter/2", np.full(3, 9.0))
     kept.put("parameter/1", np.full(3, 8.0))
     kept.put("buffers/2", np.array([7.0]))
     assert weights.tolist() == [9, 9, 9] and buffers["n"].tolist() == [7]
+
+
+def test_pieces_are_those_of_the_last_two_steps():
+    """Of one replica: it is the next one itself."""
+    weights, buffers = np.arange(3.0), {"n": np.array([4])}
+    kept = RetainedPieces([("parameter/w", 5, weights)], buffers, 2, weights.dtype, Axis())
+    assert kept.ends == {"parameter/w/2": 8, "buffers/2": 1}
+    kept.begin(7, {"step": 7})
+    weights += 1
+    assert [(h.number, h.facts) for h in kept.held(8, dict)] == [(7, {"step": 7})]
+    buffers["n"] += 1
+    kept.made(8, {"step": 8})
+    kept.begin(8, {"step": "again"})  # it has them
+    found = [
+        (h.number, h.facts, {kind: (first, v.tolist()) for kind, first, v in h.pieces})
+        for h in kept.held(8, lambda: {"step": "now"})
+    ]
+    assert found == [
+        (8, {"step": "now"}, {"parameter/w/2": (5, [1, 2, 3]), "buffers/2": (0, [5])}),
+        (7, {"step": 7}, {"parameter/w/2": (5, [0, 1, 2]), "buffers/2": (0, [4])}),
+    ]
+    kept.put("parameter/w/2", np.arange(10.0))
+    assert weights.tolist() == [5, 6, 7]

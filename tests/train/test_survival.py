@@ -15,6 +15,7 @@ GATHER = "parallel.gathered.Gathered._gather"
 EVALUATION = "driver.measuring.Measuring.measure"
 SAVE = "driver.array_files.write"
 RECOVERY = "driver.recovery.recover"
+TOLD, AGREED = (f"ranks.members.Members.{name}" for name in ("tell_sleepers", "all_finished"))
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -108,6 +109,27 @@ def test_a_spare_rank_takes_a_place(train):
     assert found[0]["bits"] == found[3]["bits"] == whole[0]["bits"], err
 
 
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [(TOLD, 1), pytest.param(AGREED, 1, marks=pytest.mark.long)],
+    ids=["before", "after"],
+)
+def test_the_first_rank_dies_around_telling_the_spare_rank_of_the_end(train, where, times):
+    """All that is left of the run is told again, by the next rank."""
+    found, err = results(train(3, [[0, "kill", where, times]], {"spares": 1}))
+    assert set(found) == {1, 2}, err
+    assert [found[rank]["lost"] for rank in (1, 2)] == [[[[0], STEPS, 0, 2]]] * 2
+    assert found[1]["bits"] == found[2]["bits"] and found[1]["difference"] <= 1e-12
+
+
+def test_the_death_of_a_spare_rank_is_told(train):
+    found, err = results(train(4, [[3, "kill", "ranks.members.dead", 5]], {"spares": 2}))
+    assert set(found) == {0, 1, 2}, err
+    ((dead, _, repeated, left),) = found[0]["lost"]
+    assert (dead, left, found[0]["spare"]) == ([3], 2, [1]) and repeated <= 1
+    assert found[0]["bits"] == found[2]["bits"] and found[0]["difference"] <= 1e-12
+
+
 def test_spare_ranks_end_with_the_error_of_those_that_train(train):
     options = {"model": "mlp", "hidden": [9], "lr": 1e300, "skip_limit": 0}
     done = train(2, [], {"spares": 1, **options}, limit=60)
@@ -196,6 +218,20 @@ def test_two_deaths(train, tmp_path, where, strategy, ranks, transport):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_two_at_once(train, tmp_path, ranks, strategy, transport):
+    """Of three ranks these are a rank and its buddy."""
+    changes = {"strategy": strategy, "checkpoint": str(tmp_path / "c")}
+    deaths = [[0, "kill", SUMS, 17], [2, "kill", SUMS, 17]]
+    found, err = results(train(ranks, deaths, changes, transport))
+    check(found, err, [0, 2], ranks, strategy=strategy)
+    if ranks == 3 and strategy in ("zero1", "fsdp"):
+        assert found[1]["from"][-1].endswith("step-00000011")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["global", "local"])
 @pytest.mark.parametrize("shards", [None, 8, "fsdp"])
 def test_buffers_outlive_their_ranks(train, tmp_path, norm, shards):
@@ -245,6 +281,8 @@ def test_deaths_at_random(train, tmp_path, seed):
     found, err = results(done)
     dead = [victim, *(rank for rank, *_ in deaths)]
     gone = set(range(ranks)) - set(found)
-    assert gone <= set(dead), err
+    # Open MPI 5.0 may crash ranks that hear of a second death within MPI_Comm_shrink.
+    crashed = err.count("(ompi_comm_revoke_local+")
+    assert len(gone - set(dead)) <= crashed, err
     exact = "invariant" in changes
     check(found, err, gone, ranks, exact, strategy, epochs=40)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mpicoll.train.driver.metrics import locked
 from mpicoll.train.driver.observers import Observers
 from mpicoll.train.driver.printer import Printer
 from mpicoll.train.ranks.stacks import Stacks
-from mpicoll.train.ranks.workers import TrainingError, together
+from mpicoll.train.ranks.workers import TrainingError, Workers, together
 from mpicoll.train.records import Beginning, Epoch, Loss, Result, Step
 from mpicoll.train.schedules import Schedule
 from mpicoll.train.strategies.protocol import strategy_of
@@ -47,12 +47,15 @@ class Death:
         noticed: When this rank heard of it, by `time.perf_counter`.
         before: The attempt that they ended; None on a rank that slept.
         spare: So many of those that are left wait until they are needed.
+        wake: Gives the ranks that put the state together, where those that sleep are to help;
+            None: those that train.
     """
 
     ranks: tuple[int, ...]
     noticed: float
     before: Attempt | None
     spare: int = 0
+    wake: Callable[[], Workers] | None = None
 
 
 class Attempt:
@@ -109,9 +112,12 @@ class Attempt:
     def run(self) -> Result:
         """Until a stop rule holds.
 
+        Where ranks may die, files then stay open, and locked, until `close`: others may have to
+        make another attempt.
+
         Raises:
             TrainingError: As `mpicoll.train.run`.
-            RankLost: A rank has died; files stay open, and locked, until the next attempt is ready.
+            RankLost: A rank has died; files stay open until the next attempt is ready.
         """
         setup, config, workers = self._setup, self._setup.config, self._setup.workers
         training = self._training = strategy_of(config).make(setup)
@@ -158,6 +164,7 @@ class Attempt:
                 missed,
             )
             training.close()
+            goes_on = config.survive
         except RankLost:
             goes_on = config.survive
             raise
@@ -207,7 +214,8 @@ class Attempt:
         facts = self.beginning, self.losses, self.dead, self._before is not None
         known = workers.gather(facts)
         self.beginning, self.losses, self.dead, _ = known[0]
-        source, missed = recovery.recover(workers, training, before)
+        everyone = workers if self._death.wake is None else self._death.wake()
+        source, missed = recovery.recover(everyone, training, before)
         checkpoint = None
         if source is None:
             if not any(trained for *_, trained in known):

@@ -31,7 +31,7 @@ from mpicoll.train.driver.progress import shown
 from mpicoll.train.ranks import health, signals
 from mpicoll.train.ranks.members import Members
 from mpicoll.train.ranks.workers import TrainingError, together
-from mpicoll.train.records import Result
+from mpicoll.train.records import Result, Step
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
 
@@ -118,8 +118,13 @@ def _main(
         memory.make_room(workers, memory.reading(config))
         with together(workers, f"reading {config.dataset}"):
             dataset = load(config.dataset, config.data, config.context)
-        with shown(speaker.is_first, progress) as on_step:
-            callbacks = Callbacks(on_step=on_step)
+        with shown(progress) as on_step:
+
+            def on_first(step: Step) -> None:
+                if speaker.is_first and on_step is not None:
+                    on_step(step)  # type: ignore[call-arg]
+
+            callbacks = Callbacks(on_step=on_first)
             if not as_json:
                 prints = Printer(config, comm, on_step)
                 callbacks = Callbacks(printer=prints)

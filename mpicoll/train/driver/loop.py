@@ -16,7 +16,7 @@ from mpicoll.errors import RankLost
 from mpicoll.train import optimizers
 from mpicoll.train.config import Config
 from mpicoll.train.data import Dataset, load
-from mpicoll.train.driver import data_servers, memory, seating
+from mpicoll.train.driver import data_servers, memory, recovery, seating
 from mpicoll.train.driver.attempt import Attempt, Callbacks, Death
 from mpicoll.train.driver.callbacks import OnBegin, OnEpoch, OnStep
 from mpicoll.train.driver.metrics import class_name, described
@@ -27,14 +27,14 @@ from mpicoll.train.models import Measure, Model
 from mpicoll.train.optimizers import Optimizer, Update
 from mpicoll.train.ranks import signals
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.members import Members
+from mpicoll.train.ranks.members import Members, Wanted
 from mpicoll.train.ranks.survivors import Survivors
 from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError, together
 from mpicoll.train.records import Result
 from mpicoll.train.schedules import Schedule
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.protocol import strategy_of
-from mpicoll.train.strategies.training import Setup
+from mpicoll.train.strategies.training import Setup, Training
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -91,7 +91,7 @@ def run(
     callbacks = Callbacks(schedule, on_begin, on_step, on_epoch)
     if quiet:
         return train(config, comm, given, measures, callbacks)
-    with shown(comm is None or comm.Get_rank() == 0) as progress:
+    with shown() as progress:
         brought = {
             "model": class_name(model),
             "optimizer": class_name(given.optimizer),
@@ -197,46 +197,60 @@ def run_on(
     with _told_to_sleepers(members):
         setup, measuring = prepare(config, comm, given, measures, workers, waits)
     words = _described(setup, given)
+    members.hear_all()  # before, the run could not go on
     attempt: Attempt | None = None
 
     def hear() -> None:
         if attempt is not None:
             attempt.hear()
 
+    def kept() -> Training | None:
+        return None if attempt is None else attempt.kept
+
     with signals.heard(hear), _told_to_sleepers(members):
         death: Death | None = None
         unheard: tuple[int, ...] = ()  # died before those that are left could begin an attempt
         while True:
+            found: Result | None = None
             try:
-                if not members.sleeps:
+                if members.sleeps:
+                    unheard = ()
+                    if callbacks.printer is not None:
+                        callbacks.printer.pause()
+                    told = members.sleep()
+                    while isinstance(told, Wanted):
+                        recovery.recover(members.everyone, None, kept())
+                        told = members.sleep()
+                    if isinstance(told, TrainingError):
+                        raise told
+                    found = told
+                else:
                     if death is not None:
                         setup = _regrouped(setup, members, config, given.optimizer)
                         measuring = measuring.on(members.workers)
                     attempt, unheard = Attempt(setup, measuring, callbacks, words, death), ()
-                    result = attempt.run()
-                    return members.dismiss(result)
-                unheard = ()
-                if callbacks.printer is not None:
-                    callbacks.printer.pause()
-                found = members.sleep()
-                if found is not None:
-                    if attempt is not None:
-                        attempt.close()
-                    if isinstance(found, TrainingError):
-                        raise found
-                    return found
+                    found = attempt.run()
+                    if not members.tell_sleepers(found):
+                        found = None
             except RankLost as error:
                 if error.given_up is not None:
                     raise
+                found = None
             noticed = time.perf_counter()
+            if members.all_finished(found is not None):
+                assert found is not None
+                if attempt is not None:
+                    attempt.close()
+                return found
             if config.has_parts:
-                kept = None if attempt is None else attempt.kept
-                seats = [] if kept is None else kept.seats()
+                before = kept()
+                seats = [] if before is None else before.seats()
                 lost = members.regroup(seats, partial(seating.chosen, config))
             else:
                 lost = members.regroup()
             unheard = (*unheard, *lost)
-            death = Death(unheard, noticed, attempt, members.sleeping)
+            wake = members.wake if config.has_parts else None
+            death = Death(unheard, noticed, attempt, members.sleeping, wake)
 
 
 @contextmanager
@@ -247,7 +261,7 @@ def _told_to_sleepers(members: Members) -> Iterator[None]:
     except RankLost:
         raise
     except TrainingError as error:
-        members.dismiss(error)
+        members.tell_sleepers(error)
         raise
 
 

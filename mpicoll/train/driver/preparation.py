@@ -123,6 +123,7 @@ def reseated(
 
     Raises:
         RankLost: Another rank has died meanwhile.
+        TrainingError: Of fewer replicas each needs more memory than there is; on all ranks.
     """
     made = optimizer or optimizers.make(config.optimizer, config.momentum, config.weight_decay)
     with breakable(comm):
@@ -130,6 +131,11 @@ def reseated(
         holding = strategy_of(config).hold(config, workers, comm, setup.model)
     named: dict[str, Any] = {"config": config, "workers": workers, "comm": comm}
     found = replace(setup, holding=holding, optimizer=made, **named)
+    try:
+        _make_room(found)
+    except TrainingError:  # on all ranks
+        holding.free()
+        raise
     return replace(found, optimizer=_grouped(found))
 
 
@@ -141,10 +147,7 @@ def _agreed(setup: Setup, facts: Mapping[str, Any]) -> Setup:
         facts: What must be the same.
     """
     config, workers, holding = setup.config, setup.workers, setup.holding
-    with together(workers, "making data and model ready"):
-        needed = memory.estimate(config, workers.rank, workers.size, setup.model, holding)
-    held = memory.taken(setup.dataset, setup.weights)
-    memory.make_room(workers, needed, held, config.device, holding.words)
+    _make_room(setup)
     require_equal(workers, facts, "give all ranks the same data and the same model")
     if config.invariant is not None:
         require_equal(workers, bits.machine(), "invariant bits are those of one kind of machine")
@@ -156,6 +159,19 @@ def _agreed(setup: Setup, facts: Mapping[str, Any]) -> Setup:
     with together(workers, "making the optimizer"):
         optimizer = _grouped(setup)
     return replace(setup, config=config, optimizer=optimizer)
+
+
+def _make_room(setup: Setup) -> None:
+    """Refuse a run that cannot fit into memory; collective.
+
+    Raises:
+        TrainingError: With the numbers; on all ranks.
+    """
+    config, workers, holding = setup.config, setup.workers, setup.holding
+    with together(workers, "making data and model ready"):
+        needed = memory.estimate(config, workers.rank, workers.size, setup.model, holding)
+    held = memory.taken(setup.dataset, setup.weights)
+    memory.make_room(workers, needed, held, config.device, holding.words)
 
 
 def _grouped(setup: Setup) -> Optimizer:

@@ -35,7 +35,8 @@ class Printer:
     Args:
         config: The run.
         comm: The ranks that were started; None for one process.
-        on_step: Called after each step, such as a progress bar (`progress.shown`).
+        on_step: Called after each step, on the rank that prints, such as a progress bar
+            (`progress.shown`).
         brought: What a program brings, in words, by the field of the configuration it replaces.
     """
 
@@ -80,7 +81,7 @@ class Printer:
             lines = self._table.lines(record)  # on all ranks, so that heads are printed once
             if self._prints:
                 self._say(lines)
-        elif self._on_step is not None:
+        elif self._on_step is not None and self._prints:
             self._on_step(record)  # type: ignore[call-arg]
 
     def close(self) -> None:

@@ -7,9 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from mpicoll.train.driver.callbacks import OnStep
 from mpicoll.train.records import Step
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _REFRESH_SECONDS = 0.1
 #: Seconds of an epoch between lines.
@@ -36,17 +40,21 @@ def beats() -> OnStep:
 
 
 @contextmanager
-def shown(is_first: bool, bar: bool | None = None) -> Iterator[OnStep | None]:
+def shown(bar: bool | None = None) -> Iterator[OnStep | None]:
     """Show how far each epoch is; yields the function to call after a step.
 
+    All ranks have one, and that which prints calls it.
+
     Args:
-        is_first: Whether this rank shows it.
         bar: Draw a bar. None draws one if standard error is a terminal and Rich is installed, and
             writes lines elsewhere; False shows nothing.
     """
     wanted = has_rich() and sys.stderr.isatty() if bar is None else bar
-    with progress_bar(is_first and wanted) as on_step:
-        yield on_step or (beats() if is_first and bar is None and not wanted else None)
+    if wanted:
+        with progress_bar() as on_step:
+            yield on_step
+    else:
+        yield beats() if bar is None else None
 
 
 def has_rich() -> bool:
@@ -55,27 +63,20 @@ def has_rich() -> bool:
 
 
 @contextmanager
-def progress_bar(wanted: bool) -> Iterator[OnStep | None]:
-    """A bar for each epoch, erased at its end; yields the function to call after a step."""
-    if not wanted:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
+def progress_bar() -> Iterator[OnStep]:
+    """A bar for each epoch, erased at its end; yields the function to call after a step.
 
-    bar = Progress(
-        console=Console(stderr=True, force_terminal=True),
-        transient=True,
-        auto_refresh=False,  # no thread of its own beside the training
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    task = bar.add_task("epoch")
-    last = 0.0
+    It may begin in the middle of an epoch, where the rank that has drawn one until then has died.
+    """
+    bar: Progress | None = None
+    last, drawn = 0.0, 0
 
     def on_step(step: Step) -> None:
-        nonlocal last
-        if step.position == 1:
+        nonlocal bar, last, drawn
+        bar = bar or _bar()
+        (task,) = bar.task_ids
+        if step.epoch != drawn:
+            drawn = step.epoch
             bar.reset(task, total=step.of, description=f"epoch {step.epoch}")
             bar.start()
         bar.update(task, completed=step.position)
@@ -88,4 +89,20 @@ def progress_bar(wanted: bool) -> Iterator[OnStep | None]:
     try:
         yield on_step
     finally:
-        bar.stop()
+        if bar is not None:
+            bar.stop()
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(
+        console=Console(stderr=True, force_terminal=True),
+        transient=True,
+        auto_refresh=False,  # no thread of its own beside the training
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    bar.add_task("epoch")
+    return bar

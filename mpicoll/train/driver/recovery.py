@@ -117,40 +117,47 @@ def _cover(those: Sequence[Offer], kind: str, length: int) -> list[Span] | None:
 
 
 def recover(
-    workers: Workers, training: Training, before: Training | None
+    workers: Workers, training: Training | None, before: Training | None
 ) -> tuple[Source | None, list[Step | Epoch]]:
     """Give a training what ranks held before some died; collective.
 
     Args:
-        workers: The ranks that are left.
-        training: What goes on, made for these ranks.
+        workers: The ranks that are left; those that sleep among them, where they may hold a part
+            that nobody else has.
+        training: What goes on, made for the ranks that train; None on others.
         before: What this rank had; None if it slept.
 
     Returns:
         Where the state comes from, None if it is gone; and what this rank has not been told of.
     """
     held = [] if before is None else before.held()
-    everyone = [offer for theirs in workers.gather(offers(workers.rank, held)) for offer in theirs]
-    source = choose(everyone, training.lengths)
+    form = None if training is None else (training.lengths, training.weights.vector.dtype)
+    told = workers.gather((offers(workers.rank, held), form))
+    lengths, dtype = next(theirs for _, theirs in told if theirs is not None)
+    source = choose([offer for theirs, _ in told for offer in theirs], lengths)
     if source is None:
         return None, []
     own = [each for each in held if each.number == source.number]
-    if training.apart:
+    apart = training is not None and training.apart
+    if apart:
         # Each goes on with its own parameters, wherever it was.
         own = held[:1]
-    everywhere = all(workers.gather(bool(held))) if training.apart else False
+    everywhere = all(workers.gather(bool(held))) if apart else False
     for kind, spans in source.cover.items():
-        whole = np.empty(spans[-1].end if spans else 0, _dtype(training, kind))
+        wide = kind.startswith("buffers")
+        whole = np.empty(spans[-1].end if spans else 0, np.float64 if wide else dtype)
         if not everywhere:
             for span in spans:
                 part = whole[span.start : span.end]
                 if span.rank == workers.rank:
                     part[...] = _values(own, kind, span)
                 workers.broadcast(part, span.rank)
-        if training.apart and own:
+        if apart and own:
             whole = _values(own, kind, Span(0, whole.size, workers.rank))
-        training.put(kind, whole)
-    training.go_on(source.facts)
+        if training is not None:
+            training.put(kind, whole)
+    if training is not None:
+        training.go_on(source.facts)
     return source, _missed(before, source)
 
 
@@ -161,10 +168,6 @@ def _values(own: Sequence[Held], kind: str, span: Span) -> Array:
             if name == kind and start <= span.start and span.end <= start + values.size:
                 return values[span.start - start : span.end - start]
     raise LookupError(f"{kind} {span}")
-
-
-def _dtype(training: Training, kind: str) -> np.dtype[Any]:
-    return np.dtype(np.float64) if kind.startswith("buffers") else training.weights.vector.dtype
 
 
 def _missed(before: Training | None, source: Source) -> list[Step | Epoch]:

@@ -53,6 +53,10 @@ class Replicas:
             for name, (start, end) in self.weights.spans.items()
         }
 
+    def first(self, name: str) -> int:
+        """Where in a parameter begins what this rank owns of it."""
+        return 0
+
     def summed(self, sums: Sums) -> Mapping[Use, Array]:
         """The gradients of all replicas, of what this rank updates; collective."""
         self._group.add_replicas(sums)
@@ -120,6 +124,9 @@ class OwnedPieces(Replicas):
             first, last = (start + place for place in self._parameters.spans[name])
             found[name] = self.weights.vector[first:last], first, last
         return found
+
+    def first(self, name: str) -> int:
+        return self._parameters.spans[name][0]
 
     def summed(self, sums: Sums) -> Mapping[Use, Array]:
         return self._gradients.sum(sums.uses, self.weights.vector.dtype)

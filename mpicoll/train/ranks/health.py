@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpicoll.base.deaths import dead
 from mpicoll.errors import RankLost
+from mpicoll.train.ranks.waiting import require_place
 from mpicoll.train.ranks.workers import AllAlive, TrainingError
 
 if TYPE_CHECKING:
@@ -74,9 +75,7 @@ class Health(AllAlive):
     """
 
     def __init__(self, comm: MPI.Intracomm, titles: Sequence[str]) -> None:
-        from mpicoll.runtime.state import find  # starts MPI
-
-        self._comm, self._titles, self._state = comm, titles, find(comm)
+        self._comm, self._titles = comm, titles
         self._next = 0.0
         self._fatal: NeededRankLost | None = None
         self.replaces = False
@@ -94,7 +93,7 @@ class Health(AllAlive):
         if now < self._next:
             return False
         self._next = now + _PAUSE
-        self._require_place()
+        require_place(self._comm)
         found = frozenset(dead(self._comm))
         if found == self.dead:
             return False
@@ -103,13 +102,6 @@ class Health(AllAlive):
             self._fatal = NeededRankLost(reason, tuple(sorted(found)))
             raise self._fatal
         return True
-
-    def _require_place(self) -> None:
-        """Raise `RankLost` where the others have given up this process."""
-        alarm = None if self._state is None else self._state.alarm
-        lost = None if alarm is None else alarm.hear()
-        if lost is not None and lost.given_up is not None:
-            raise lost
 
     def _missed(self) -> str | None:
         """Why the run cannot go on, None if it can."""

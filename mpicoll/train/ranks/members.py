@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mpicoll.base.deaths import dead
 from mpicoll.errors import RankLost
 from mpicoll.train.ranks.guarded import GuardedWorkers
-from mpicoll.train.ranks.waiting import breakable
-from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError
+from mpicoll.train.ranks.waiting import (
+    breakable,
+    is_complete,
+    is_death,
+    require_place,
+    share_deaths,
+)
+from mpicoll.train.ranks.workers import AllReduceWorkers, TrainingError, Workers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,6 +38,10 @@ def require_survival() -> None:
     reason = survival_obstacle()
     if reason:
         raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+
+
+class Wanted:
+    """What those that train tell those that sleep: take part in what comes next, and sleep on."""
 
 
 class Members:
@@ -71,6 +80,7 @@ class Members:
             )
         self._started, self.names = size, tuple(range(size))
         self._make, self.places = make, size - spares
+        self._telling: list[list[MPI.Request]] = []  # what is under way to the dead stays so
         self._everyone: Any = Intracomm(comm.Dup(), survive=True)
         self._form(range(self.places))
 
@@ -88,6 +98,11 @@ class Members:
     def sleeping(self) -> int:
         """How many ranks wait until they are needed."""
         return self._everyone.Get_size() - len(self._working)
+
+    def hear_all(self) -> None:
+        """Let those that train hear of the deaths of ranks that sleep, too, from now on."""
+        if self.comm is not self._everyone:
+            share_deaths(self.comm, self._everyone)
 
     def regroup(
         self, fact: object = None, choose: Callable[[list[Any]], Sequence[int]] | None = None
@@ -118,6 +133,7 @@ class Members:
                     working = choose(self._everyone.allgather(fact))
                 with breakable(self._everyone):
                     self._form(working)
+                self.hear_all()
             except RankLost as error:
                 if error.given_up is not None:
                     raise
@@ -125,34 +141,85 @@ class Members:
             return tuple(name for name in before if name not in self.names)
 
     def sleep(self) -> Any:
-        """Wait until this rank is needed, or the run is over.
+        """Wait until a rank dies, or the run is over.
 
         Returns:
-            None where it is needed; what `dismiss` has told.
+            None after a death; what `tell_sleepers` has told; `Wanted` where `wake` was called.
         """
         first = self._working[0]
-        while not any(rank in self._working for rank in dead(self._everyone)):
-            if self._everyone.Iprobe(source=first, tag=_OVER):
-                return self._everyone.recv(source=first, tag=_OVER)
+        while not dead(self._everyone):
+            try:
+                if self._everyone.Iprobe(source=first, tag=_OVER):
+                    return self._everyone.recv(source=first, tag=_OVER)
+            except Exception as error:
+                if not is_death(error):
+                    raise
+                return None
             time.sleep(_NAP)
         return None
 
-    def dismiss(self, told: T) -> T:
-        """The run is over: tell those that sleep, something that all others know; collective."""
-        sleeping = set(range(self._everyone.Get_size())) - set(self._working)
-        if self.is_first:
-            for rank in sleeping:
-                with suppress(Exception):  # it has died
-                    self._everyone.send(told, rank, _OVER)
-        return told
+    def tell_sleepers(self, told: object) -> bool:
+        """The first rank tells those that sleep something, such as the result of the run.
+
+        Returns:
+            Whether all of them know, as far as this rank has to tell them.
+        """
+        if not self.is_first:
+            return True
+        asleep = [rank for rank in range(self._everyone.Get_size()) if rank not in self._working]
+        sent: list[MPI.Request] = []
+        self._telling.append(sent)
+        for rank in asleep:
+            try:
+                sent.append(self._everyone.isend(told, rank, _OVER))
+            except Exception as error:
+                if not is_death(error):
+                    raise
+                return False
+        while not all(is_complete(request) for request in sent):
+            if dead(self._everyone):  # those that sleep have seen it, and wait for no message
+                return False
+            time.sleep(_NAP)
+        return True
+
+    def wake(self) -> Workers:
+        """All ranks that are left, for what those that sleep take part in, too; collective."""
+        self.tell_sleepers(Wanted())
+        return self.everyone
+
+    @property
+    def everyone(self) -> Workers:
+        """All ranks that are left."""
+        return GuardedWorkers(self._everyone, None)
+
+    def all_finished(self, finished: bool) -> bool:
+        """Whether all ranks have finished and none has died; the same on all that are left.
+
+        A rank may finish, although another one that waited with it hears of a death. Collective
+        over all ranks, those that sleep included; where it is False, they are to `regroup`.
+
+        Raises:
+            RankLost: The others have given this rank up, and go on without it.
+        """
+        require_place(self._everyone)
+        try:
+            return bool(self._everyone.Agree(int(finished)))
+        except Exception as error:
+            if not is_death(error):
+                raise
+            return False
 
     def tell(self, fact: T) -> T:
-        """What the first rank says, on all that train; each rank's own where one dies meanwhile."""
+        """What the first rank says, on all ranks; each rank's own where one dies meanwhile."""
         try:
-            return self.workers.gather(fact)[0]
+            facts = self._everyone.allgather(fact)
         except RankLost:
+            facts = []
+        if not self.all_finished(bool(facts)):
             self.regroup()
             return fact
+        told: T = facts[self._working[0]]
+        return told
 
     def leave(self, status: int) -> NoReturn:
         """End this process with those that are left, where one has died; collective."""

@@ -68,6 +68,20 @@ def share_deaths(part: MPI.Intracomm, whole: MPI.Intracomm) -> None:
         recovery.follow(own, other)
 
 
+def require_place(comm: MPI.Intracomm) -> None:
+    """Let a process end that was stopped, and that the others have given up meanwhile.
+
+    Raises:
+        RankLost: They have; nothing else is raised for a death.
+    """
+    from mpicoll.runtime import state  # starts MPI
+
+    found = state.find(comm)
+    lost = None if found is None or found.alarm is None else found.alarm.hear()
+    if lost is not None and lost.given_up is not None:
+        raise lost
+
+
 @contextmanager
 def breakable(comm: MPI.Intracomm) -> Iterator[None]:
     """Let a death end what sets up communicators among the ranks of one that tells of deaths.

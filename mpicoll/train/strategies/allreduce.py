@@ -21,7 +21,6 @@ class AllReduce(Strategy):
 
     takes = frozenset(
         {"wire", "invariant", "deterministic", "balance", "survive", "pipe", "tensor"}
-        | {"mesh_survival"}
     )
     in_lockstep = True
     #: Whether each rank updates a part of the parameters.

@@ -94,11 +94,14 @@ class FullySharded(Strategy):
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)
         require_one_update(config)
-        for name, why, remedy in (
+        refused = [
             ("bucket", "gradients are summed layer by layer", "leave bucket out"),
             ("device", "parts are kept in the memory of the host", "give device cpu"),
-            ("spares", "a rank that sleeps would have to hold all of the model", "leave it out"),
-        ):
+        ]
+        if not config.has_parts:  # there a rank that sleeps has nothing
+            why = "a rank that sleeps would have to hold all of the model"
+            refused.append(("spares", why, "leave it out"))
+        for name, why, remedy in refused:
             if getattr(config, name) not in (None, "cpu", 0):
                 raise ValueError(
                     f"strategy fsdp does not take {name} {getattr(config, name)}, because {why}: "

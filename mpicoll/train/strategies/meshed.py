@@ -77,7 +77,10 @@ class Meshed(Strategy):
             owned = -(-size // (ranks // (axes["pipe"] * axes["tensor"])))
         needed = {"gradients": size, "optimizer": slots(config) * owned}
         if config.survive:
-            needed["the step before"] = (1 + slots(config)) * size
+            if self._replicas.owns_pieces:
+                needed["copies of parts"] = 4 * (1 + slots(config)) * owned
+            else:
+                needed["the step before"] = (1 + slots(config)) * size
         return needed
 
     def passes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from mpicoll.train.parallel.communication import Call
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
+from mpicoll.train.ranks.waiting import breakable
 from mpicoll.train.ranks.workers import TrainingError, Workers, raise_together, together
 from mpicoll.train.records import Step
 from mpicoll.train.step.tasks import RECEIVES
 from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.evaluated import Evaluated, rows_at_once
 from mpicoll.train.strategies.kept import Held, Part, Piece, Saved, Seat
-from mpicoll.train.strategies.retained import Retained
+from mpicoll.train.strategies.retained import Retained, RetainedPieces, RetainedWhole
 from mpicoll.train.strategies.shared import SampleRows, Shared
 from mpicoll.train.strategies.training import Setup, Training
 
@@ -75,14 +76,19 @@ class StageTrainer(Training):
         }
         self._facts = np.zeros(_COMPUTE + setup.workers.size)
         self._loading, self._updated = 0.0, 0
-        self._tracing = ExitStack()
+        self._tracing, self._traced = ExitStack(), _TRACED
         self._place = mesh.pipe.rank * mesh.tensor.size + mesh.tensor.rank, mesh.data.rank
         self._retained: Retained | None = None
         if config.survive:
-            pieces = [*self._kept()]
-            self._retained = Retained(pieces, buffers.views, self._place[0])
-            every = setup.workers.gather(self._retained.numbers)
-            self._lengths = {kind: n for own in every for kind, n in own.items()}
+            own = [*self._kept()], buffers.views, self._place[0]
+            if pipeline.replicas.owns_pieces:
+                self._retained = RetainedPieces(*own, self.weights.vector.dtype, mesh.data)
+            else:
+                self._retained = RetainedWhole(*own)
+            self._lengths: dict[str, int | None] = {}
+            for ends in setup.workers.gather(self._retained.ends):
+                for kind, end in ends.items():
+                    self._lengths[kind] = max(end, self._lengths.get(kind) or 0)
 
     @property
     def doing(self) -> str:
@@ -96,13 +102,25 @@ class StageTrainer(Training):
             with together(self._workers, "opening the timeline"):
                 if self._workers.rank == 0:
                     Path(self._config.timeline).parent.mkdir(parents=True, exist_ok=True)
+            self._traced = self.number + _TRACED
             self._tracing.enter_context(self._pipeline.traced(self._config.timeline))
 
     def close(self, failed: bool = False) -> None:
         if not failed:
-            self._tracing.close()
+            self._end_timeline()
+        if self._retained is not None:
+            self._retained.free()
         self._pipeline.free()
         self._mesh.free()
+
+    def _end_timeline(self) -> None:
+        """Write the timeline, where one is to be written; collective."""
+        if self._config.timeline is None:
+            return
+        comm = self._mesh.world.comm
+        # Clocks are compared by messages of two ranks each.
+        with breakable(comm) if comm and self._config.survive else nullcontext():
+            self._tracing.close()
 
     # --- steps ---
 
@@ -161,11 +179,11 @@ class StageTrainer(Training):
                 )
         self.last = self._recorded(epoch, loss, lr, skipped is not None, mine, began)
         if self._retained is not None:
-            self._retained.made()
+            self._retained.made(self.number, self.facts())
         self._compare_parameters(where)
         self.before = None
-        if self.number == _TRACED:
-            self._tracing.close()
+        if self.number == self._traced:
+            self._end_timeline()
         return self.last
 
     def _computed(self, samples: NDArray[np.int64], epoch: int) -> tuple[float, dict[str, Array]]:
@@ -294,7 +312,8 @@ class StageTrainer(Training):
 
     def _kept(self) -> Iterator[Piece]:
         for kind, vectors in self._vectors():
-            yield from ((f"{kind}/{name}", 0, values) for name, values in vectors.items())
+            for name, values in vectors.items():
+                yield f"{kind}/{name}", self._pipeline.replicas.first(name), values
 
     def _vectors(self) -> Iterator[tuple[str, dict[str, Array]]]:
         """What this rank updates, of each parameter a vector."""
@@ -365,6 +384,10 @@ class StageTrainer(Training):
     def put(self, kind: str, values: Array) -> None:
         assert self._retained is not None
         self._retained.put(kind, values)
+
+    def go_on(self, facts: Mapping[str, Any]) -> None:
+        super().go_on(facts)
+        self._pipeline.replicas.changed()
 
     # --- measurements ---
 
