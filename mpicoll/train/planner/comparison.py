@@ -73,7 +73,7 @@ def _outcome(problem: Problem, candidate: Candidate) -> Outcome | None:
 
 
 def why(other: Outcome, best: Outcome) -> str:
-    """Why a step takes longer than the best: what has grown most."""
+    """Why a step takes longer than the best: what has grown most, in per cent of the best step."""
     more = {
         "ranks wait for other stages": other.waiting - best.waiting,
         "collectives inside layers": other.tensor - best.tensor,
@@ -87,7 +87,7 @@ def why(other: Outcome, best: Outcome) -> str:
     name, most = max(more.items(), key=lambda each: each[1])
     if most <= 0:
         return "no difference"
-    return f"{name}: {100 * most / best.picoseconds:.0f} % of the best step more"
+    return f"{name}: +{100 * most / best.picoseconds:.2g} %"
 
 
 def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
@@ -133,7 +133,8 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
         yield "One rank does everything."
     stages = [sum(stage.values()) for stage in best.memory]
     stage = stages.index(max(stages))
-    yield f"The fullest rank needs {megabytes(max(stages))}: {listed(best.memory[stage])}."
+    parts = listed({what: n for what, n in best.memory[stage].items() if n})
+    yield f"The fullest rank needs {megabytes(max(stages))}: {parts}."
     if found.gap:
         yield (
             f"The search ended early: some plan may be up to {100 * found.gap:.1f} % faster, none "

@@ -22,6 +22,8 @@ import numpy as np
 from mpicoll.base.files import checked_json, naming, write_atomically
 
 FORMAT = "layers 1"
+#: Of a layer, in a file.
+_MOST_SECONDS = 1e6
 
 
 class Times(NamedTuple):
@@ -124,7 +126,7 @@ def _checked(content: bytes) -> dict[str, Any]:
 
     import pydantic
 
-    Seconds = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    Seconds = Annotated[float, pydantic.Field(ge=0, le=_MOST_SECONDS, allow_inf_nan=False)]
     Count = Annotated[int, pydantic.Field(ge=0)]
 
     class TimesOf(pydantic.BaseModel, extra="forbid"):

@@ -19,19 +19,22 @@ ORDERS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("zb_h2", ()),
     ("zb_v", ()),
 )
-#: What is said of the space, beside its numbers.
-WORDS = (
-    "every mesh data x pipe x tensor of all ranks; microbatches: powers of two, and 1, 2, 4 and 8 "
-    "times pipe; with data alone they are batches whose gradients are added up, and divide the "
-    "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, "
-    "1f1b with ahead 0 and 1, interleaved with 2 chunks where pipe divides the microbatches, "
-    "zb_h1, zb_h2, and zb_v where pipe times microbatches is at most 1024; every cut between "
-    "layers whose values are whole on all ranks, but with several chunks a rank only the one whose "
-    "longest chunk is shortest"
-)
 _MOST_MICROBATCHES = 256
 #: The order of zb_v is found slot by slot.
 _MOST_ZB_V = 1024
+#: What the space has, by what is decided.
+WORDS = {
+    "mesh": "every data x pipe x tensor of all ranks",
+    "strategy": "allreduce; with data alone also zero1 and fsdp",
+    "microbatches": f"powers of two up to {_MOST_MICROBATCHES}, and 1, 2, 4 and 8 times pipe; with "
+    "data alone they are batches whose gradients are added up",
+    "order": "with pipe: gpipe, 1f1b with ahead 0 and 1, zb_h1, zb_h2; interleaved with 2 chunks "
+    "if pipe divides the microbatches; zb_v if pipe times microbatches is at most "
+    f"{_MOST_ZB_V}",
+    "recompute": "with pipe: no and yes",
+    "cut": "every cut between layers whose values are whole on all ranks; if a rank has several "
+    "chunks, only the cut whose longest chunk is shortest",
+}
 
 
 class Sharing(NamedTuple):

@@ -117,7 +117,7 @@ class Meshed(Strategy):
             replicas = count_replicas(
                 workers.size, axes["data"] or None, axes["pipe"], axes["tensor"]
             )
-            invariant = _parts(config, replicas)
+            invariant = parts_of_tree(config, replicas)
         mesh = Mesh(comm, data=replicas, pipe=axes["pipe"], tensor=axes["tensor"])
         try:
             with together(workers, what):
@@ -195,7 +195,7 @@ def _layered(model: Model) -> Sequential:
     return model
 
 
-def _parts(config: Config, replicas: int) -> int | None:
+def parts_of_tree(config: Config, replicas: int) -> int | None:
     """Parts of the batches of a step that are added along one tree, None where none are.
 
     Raises:
