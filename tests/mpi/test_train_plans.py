@@ -71,7 +71,7 @@ def test_memory_and_messages_of_a_plan_are_those_of_the_run(comm, name):
             every = model_ranks[ranks].allgather((stage, sum(said.values()), sent))
             most = max(nbytes for other, nbytes, _ in every if other == stage)
             assert sum(own.values()) == most, (candidate.words, own, said)
-            if candidate.order:
+            if candidate.order and not narrow:  # the driver's own models keep float32 there, too
                 assert outcome.sent["pipe"] == max(pipe for _, _, pipe in every), candidate.words
     for made in model_ranks.values():
         made.Free()
