@@ -30,7 +30,7 @@ RATE, WIDTH, BEST = 2.5e6, 128, 6
 PLACE = f"{network.RANKS} hosts, {RATE / 1e6:g} Mbit/s"
 SWEEP = (
     *("allreduce", "allgather", "reduce_scatter", "--start", "window", "--ranks", "2,4"),
-    *("-n", "3", "-w", "1", "--point-time", "0.5", "-s", "8,2K,16K,128K"),
+    *("-n", "2", "-w", "1", "--point-time", "0.5", "-s", "8,2K,64K"),
 )
 
 
@@ -57,7 +57,7 @@ def plans(cluster: hosts.Cluster, *words: object, **environment: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where sweep, model and profile are kept")
-    parser.add_argument("--launches", type=int, default=2)
+    parser.add_argument("--launches", type=int, default=1)
     options = parser.parse_args()
     if reason := hosts.missing():
         parser.exit(2, f"{reason}\n")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.base.memory import megabytes
+from mpicoll.base.wording import plural
 from mpicoll.cli import output
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ def refusal(problem: Problem, need: Need, remedies: Sequence[str], json: bool) -
 
     assert problem.memory is not None
     words = (
-        f"no plan fits into {megabytes(problem.memory)} of each of {problem.ranks} ranks; least is "
-        f"needed {needs.in_words(need)}"
+        f"no plan fits into {megabytes(problem.memory)} of each of "
+        f"{plural(problem.ranks, 'rank')}; least is needed {needs.in_words(need)}"
     )
     if json:
         facts = {"candidate": need.candidate.words, "bytes": need.nbytes, "stages": need.stages}

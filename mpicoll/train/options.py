@@ -146,6 +146,11 @@ class Options:
     cut: str = option("even", "Cut of the layers: even, auto, or the first of each chunk: 0,3,7.")
     """`auto`: the cut whose slowest chunk takes least, by the time of each layer, measured at the
     start. A run that is resumed keeps the cut of its checkpoint if it has as many chunks."""
+    sequence: bool = option(
+        False, "With tensor: also divide norms and residuals, by tokens.", "--sequence"
+    )
+    """For a transformer. Ranks that share layers keep a part of the values between them (V.
+    Korthikanti et al. 2022)."""
     recompute: bool = option(
         False, "Run forward passes again before backward passes.", "--recompute"
     )

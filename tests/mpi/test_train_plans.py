@@ -38,6 +38,8 @@ PLANS = [
     Candidate(2, 2, 1, "allreduce", 4, False, "1f1b", (("ahead", 1),)),
     Candidate(1, 2, 2, "allreduce", 4, False, "1f1b", AHEAD),
     Candidate(1, 1, 4, "allreduce", 2),
+    Candidate(1, 1, 4, "allreduce", 2, sequence=True),
+    Candidate(1, 2, 2, "allreduce", 4, False, "1f1b", AHEAD, sequence=True),
     Candidate(2, 1, 2, "allreduce", 3),
 ]
 #: With layers that share their parameters, with layers that keep outputs, and in two bytes.
@@ -54,6 +56,8 @@ def test_memory_and_messages_of_a_plan_are_those_of_the_run(comm, name):
     where = Cluster(CostModel(Costs({INTRA: (Piece(None, 5e-6, 2e-10),)})), [0] * P)
     layers_of = modelled.layers_of(model, measured.from_rate(model, 1e9), where)
     for candidate in PLANS:
+        if candidate.sequence and name == "mlp":
+            continue
         ranks = candidate.data * candidate.pipe * candidate.tensor
         options = {"optimizer": "adam", "dtype": model.dtype.name, "batch": BATCH, "epochs": 1}
         count, narrow = slots(Config(**options)), name == "float16"

@@ -64,6 +64,9 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ({"mpicoll": "layers 2"}, "mpicoll: Input should be 'layers 1'"),
         ({"layers": []}, "layers: List should have at least 1 item"),
+        ({"about": {"ranks": True}}, "ranks"),
+        ({"about": {"ranks": 0}}, "ranks"),
+        ({"about": {"dtype": 7}}, "dtype"),
         ({"layers": [{"kind": "Dense", "inputs": [2], "parameters": 1, "times": []}]}, "times"),
     ],
 )
@@ -114,7 +117,7 @@ def test_operations_of_layers() -> None:
 @pytest.mark.parametrize("tensor", [2, 3, 4])
 def test_shared_layers_have_the_sizes_and_the_collectives_of_the_real_ones(tensor: int) -> None:
     given = problem(ranks=tensor)
-    layers = given.layers_of(tensor, 1)
+    layers = given.layers_of(tensor, 1, False)
     assert layers is not None
 
     group = Group(None, tensor, 0)  # type: ignore[arg-type]
@@ -132,14 +135,14 @@ def test_shared_layers_have_the_sizes_and_the_collectives_of_the_real_ones(tenso
 
 def test_layers_with_less_to_divide_than_ranks_are_left_out() -> None:
     given = problem(ranks=8)
-    assert given.layers_of(8, 1) is None  # four heads
+    assert given.layers_of(8, 1, False) is None  # four heads
     found = search(given, candidates(8, 16, len(DECODER.layers)))
     assert all(candidate.tensor < 8 for candidate in found.outcomes)
 
 
 def test_what_is_sent_in_a_step() -> None:
     given = problem()
-    layers = given.layers_of(1, 4)
+    layers = given.layers_of(1, 4, False)
     assert layers is not None
     pipe = Candidate(1, 4, 1, "allreduce", 4, False, "1f1b", (("ahead", 0),))
     # Stages in the middle send a message forward and one backward for each microbatch.
@@ -184,12 +187,12 @@ def longer(layers: Layers | None) -> Layers:
 
 def test_a_stage_does_not_begin_where_a_message_would_be_too_long() -> None:
     given = problem()
-    layers = given.layers_of(1, 1)
+    layers = given.layers_of(1, 1, False)
     assert layers is not None and layers.cuts.all()
     most = (2**31 - 1) // (4 * 16 * 16)
-    long = given.layers_of(1, most + 1)
+    long = given.layers_of(1, most + 1, False)
     assert long is not None and long.cuts.tolist() == [True, *[False] * 9, True]
-    fits = given.layers_of(1, most)
+    fits = given.layers_of(1, most, False)
     assert fits is not None and fits.cuts.all()
 
 
@@ -339,7 +342,7 @@ def test_a_thousand_layers_on_64_ranks() -> None:
     weights, edges = rng.integers(1, 10, count) * 10**6, np.full(count + 1, 10**5)
 
     @cache
-    def layers_of(tensor: int, samples: int) -> Layers:
+    def layers_of(tensor: int, samples: int, sequence: bool) -> Layers:
         forward = base * samples // tensor
         wire = where.collective("allreduce", [range(tensor)], edges[1:] * samples)
         sent = edges[1:] * samples * 2 * (tensor - 1) // tensor

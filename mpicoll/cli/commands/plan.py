@@ -125,6 +125,8 @@ def command(
             )
         if out is not None and out.suffix != ".toml":
             raise ValueError(f"-o {out}: give a file whose name ends with .toml")
+        if out is not None and (out.is_dir() or not out.parent.is_dir()):
+            raise ValueError(f"-o {out}: give a file in a folder that exists")
     limit = None if memory is None else parse.size(memory)
     measured.need(["pydantic"], "config")
     comm = session.communicator() if measure is not None else None
@@ -239,7 +241,9 @@ def _problem(
         layers = layers_of(model, times, cluster)
     batch, narrow = config.global_batch(workers) * config.accumulate, config.is_narrow
     beside = ranks - workers
-    return Problem(workers, batch, cluster, layers, slots(config), memory, narrow, beside)
+    sequences = any(len(shape) == 2 for shape in model.shapes)
+    numbers = slots(config), memory, narrow, beside, sequences
+    return Problem(workers, batch, cluster, layers, *numbers)
 
 
 def _per_node(nodes: str | None, ranks: int) -> int | None:

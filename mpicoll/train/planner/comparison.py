@@ -127,6 +127,8 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
             f"microbatch, {megabytes(best.sent['tensor'])} a step, which takes "
             f"{100 * best.tensor / best.picoseconds:.0f} % of the time."
         )
+    if candidate.sequence:
+        yield "Between these layers each rank has a part of the tokens (sequence)."
     if not candidate.order and candidate.microbatches > 1:
         yield f"Each rank adds up the gradients of {candidate.microbatches} smaller batches."
     if data == pipe == tensor == 1:

@@ -15,7 +15,8 @@ from mpicoll.train.models.layers import Layer, Residual, held, shapes_of
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.conjugate import Group
 from mpicoll.train.parallel.mesh import groups
-from mpicoll.train.parallel.placements import WHOLE
+from mpicoll.train.parallel.placements import WHOLE, Placement
+from mpicoll.train.parallel.rules import TOKENS
 from mpicoll.train.parallel.sharded import Sharded, collectives_of
 from mpicoll.train.parallel.shards import SAMPLES, divided, ring
 from mpicoll.train.parallel.traffic import sent_together
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def layers_of(
-    model: Sequential, profile: Profile, cluster: Cluster, sequence: bool = False
-) -> LayersOf:
+def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf:
     """What layers cost, as `Problem` wants it.
 
     A rank's part of a layer takes as large a share of its time as it has of its operations; layers
@@ -43,7 +42,6 @@ def layers_of(
         model: The model, whole.
         profile: Of its layers.
         cluster: The ranks.
-        sequence: As of `mpicoll.train.parallel.shard`.
 
     Raises:
         ValueError: The profile is of another model.
@@ -68,7 +66,7 @@ def layers_of(
         return int(cluster.collective(name, every, np.array([nbytes]))[0])
 
     @cache
-    def of(tensor: int, samples: int) -> Layers | None:
+    def of(tensor: int, samples: int, sequence: bool) -> Layers | None:
         if tensor > len(cluster.nodes):
             return None
         factor = samples * item
@@ -104,7 +102,7 @@ def layers_of(
         kept = np.array(held(parts, shapes), np.int64)
         # A run refuses messages that are longer.
         inner = zip(places, values[1:-1], strict=False)
-        fits = [place == WHOLE and factor * count <= MOST for place, count in inner]
+        fits = [_is_passed_on(place) and factor * count <= MOST for place, count in inner]
         alone = [held([p], [*pair])[0] for p, pair in zip(parts, pairwise(shapes), strict=True)]
         return Layers(
             forward + wire[:, 0],
@@ -126,6 +124,11 @@ def layers_of(
         )
 
     return of
+
+
+def _is_passed_on(place: Placement) -> bool:
+    """Whether stages may pass on values that are there: whole ones, or parts of the tokens."""
+    return place == WHOLE or (place.cut is not None and place.cut.axis == TOKENS)
 
 
 def require_profile(model: Sequential, profile: Profile) -> None:

@@ -14,7 +14,7 @@ from mpicoll.train.planner.space import Candidate
 #: What a plan decides.
 DECIDED = (
     *("strategy", "mesh", "microbatches", "pipeline_schedule", "ahead", "chunks", "cut"),
-    "recompute",
+    *("sequence", "recompute"),
 )
 #: What says how many samples a step has; a plan has its own.
 _SAMPLES = ("batch", "batch_per_rank", "accumulate")
@@ -46,6 +46,8 @@ def settings(candidate: Candidate, batch: int) -> Keys:
         "mesh": candidate.mesh,
         "microbatches": candidate.microbatches,
     }
+    if candidate.sequence:
+        found["sequence"] = True
     if candidate.order:
         found["pipeline_schedule"] = candidate.order
         found |= dict(candidate.parameters)

@@ -21,9 +21,9 @@ from mpicoll.train.planner.space import Candidate
 from mpicoll.train.step.tasks import Durations
 from mpicoll.train.step.timing import simulate
 
-#: The layers of a rank, by the ranks that share a layer and the samples of a microbatch; None where
-#: layers cannot be shared by so many.
-LayersOf = Callable[[int, int], "Layers | None"]
+#: The layers of a rank, by the ranks that share a layer, the samples of a microbatch, and whether
+#: sequences are divided; None where layers cannot be shared by so many.
+LayersOf = Callable[[int, int, bool], "Layers | None"]
 #: Bytes of a number that ranks add up to agree.
 _NUMBER = 8
 
@@ -113,6 +113,7 @@ class Problem:
         memory: Bytes that each rank has; None for as many as are needed.
         narrow: Whether the model computes in a type of two bytes; parameters are kept in float32.
         beside: Ranks that are started, too, and compute no gradients.
+        sequences: Whether samples are sequences of tokens.
         takes: Whether the run takes a candidate for a step of so many samples.
     """
 
@@ -124,6 +125,7 @@ class Problem:
     memory: int | None = None
     narrow: bool = False
     beside: int = 0
+    sequences: bool = False
     takes: Callable[[Candidate, int], bool] = lambda candidate, batch: True
 
     def candidates(self, layers: int, halves: bool) -> list[Candidate]:
@@ -135,7 +137,7 @@ class Problem:
         return [c for c in self._taken(layers, halves) if PICO * self.serial(c) < LONGEST]
 
     def _taken(self, layers: int, halves: bool) -> Iterator[Candidate]:
-        every = space.candidates(self.ranks, self.batch, layers, halves)
+        every = space.candidates(self.ranks, self.batch, layers, halves, self.sequences)
         return (candidate for candidate in every if self.takes(candidate, self.batch))
 
     def serial(self, candidate: Candidate) -> float:
@@ -171,7 +173,7 @@ class Problem:
 
     def layers(self, candidate: Candidate) -> Layers | None:
         """A rank's layers, for a microbatch; None where so many ranks cannot share one."""
-        return self.layers_of(candidate.tensor, self.samples(candidate))
+        return self.layers_of(candidate.tensor, self.samples(candidate), candidate.sequence)
 
     def exchange(self, candidate: Candidate, nbytes: Numbers) -> Numbers:
         """Picoseconds in which a stage's gradients are summed over the replicas."""

@@ -160,7 +160,8 @@ def _stages(
         ValueError, TrainingError: The model cannot be shared like this; on all ranks.
     """
     dtype, schedule = whole.dtype.name, config.step_schedule
-    layers = shard(whole.layers, mesh.tensor.comm, whole.shapes[0], dtype=dtype)
+    inputs, sequence = whole.shapes[0], config.sequence
+    layers = shard(whole.layers, mesh.tensor.comm, inputs, sequence=sequence, dtype=dtype)
     own = Sequential(layers, whole.shapes[0], dtype, whole.loss)
     options: dict[str, Any] = dict(schedule.parameters)
     pipeline = Pipeline(
