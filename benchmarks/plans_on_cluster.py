@@ -30,7 +30,7 @@ RATE, WIDTH, BEST = 2.5e6, 128, 6
 PLACE = f"{network.RANKS} hosts, {RATE / 1e6:g} Mbit/s"
 SWEEP = (
     *("allreduce", "allgather", "reduce_scatter", "--start", "window", "--ranks", "2,4"),
-    *("-n", "2", "-w", "1", "--point-time", "0.5", "-s", "8,2K,64K"),
+    *("-n", "3", "-w", "1", "--point-time", "0.5", "-s", "8,2K,16K,128K"),
 )
 
 
