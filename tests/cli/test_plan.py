@@ -9,8 +9,10 @@ import pytest
 from clouds import write_samples
 
 from mpicoll.base.files import parse_toml
+from mpicoll.simulate.costs import INTER, INTRA, CostModel, Costs, Piece
 from mpicoll.train import Config
 from mpicoll.train.planner import profile
+from mpicoll.tuning import cost_files
 
 pytest.importorskip("pydantic")
 
@@ -66,6 +68,23 @@ def test_a_slow_network_changes_the_plan(command, words):
     slow = plan("--inter-alpha", "10ms", "--inter-beta", "100ns")
     named = plan("--network", "10GbE")
     assert fast["seconds"] < named["seconds"] < slow["seconds"]
+
+
+def test_machines_that_are_not_there_are_planned_for_by_a_model_file(command, words, tmp_path):
+    """-P 8 --nodes 4x2, with links between nodes from a file that `mpicoll fit` writes."""
+
+    def plan(alpha):
+        links = {INTRA: (Piece(None, 1e-6, 1e-10),), INTER: (Piece(None, alpha, 1e-9),)}
+        cost_files.write(tmp_path / "model.json", CostModel(Costs(links, gamma=1e-10, call=1e-6)))
+        more = ("-P", "8", "--nodes", "4x2", "--costs", tmp_path / "model.json", "--json")
+        found = command(*words, *more)
+        assert found.status == 0, found.err
+        assert "no model of this machine" not in found.err
+        return json.loads(found.out)
+
+    near, far = plan(1e-6), plan(1e-2)
+    assert near["plan"]["seconds"] < far["plan"]["seconds"]
+    assert far["plan"]["tensor"] * far["plan"]["pipe"] * far["plan"]["data"] == 8
 
 
 def test_what_does_not_fit_is_refused_with_what_would_fit(command, words):
