@@ -125,6 +125,6 @@ def listed(sizes: Mapping[str, int]) -> str:
 
 def megabytes(size: int) -> str:
     """A number of bytes in words: in MB, or where these are few, in kB or bytes."""
-    if size >= 100_000:
+    if size >= 50_000:
         return f"{size / 1e6:,.1f} MB"
     return f"{size / 1e3:.1f} kB" if size >= 1000 else plural(size, "byte")
