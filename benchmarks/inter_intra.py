@@ -59,12 +59,10 @@ class Way:
     Attributes:
         name: In words.
         candidate: As the planner has it.
-        sequence: Whether what lies between sharded layers is divided by tokens.
     """
 
     name: str
     candidate: Candidate
-    sequence: bool = False
 
 
 def _pipe(
@@ -90,7 +88,7 @@ TABLE = (
     Way("interleaved", _pipe("interleaved", chunks=2)),
     Way("ZB-H1", _pipe("zb_h1")),
     Way("tensor", Candidate(1, 1, 4)),
-    Way("tensor + sequence", Candidate(1, 1, 4), sequence=True),
+    Way("tensor + sequence", Candidate(1, 1, 4, sequence=True)),
     Way("fsdp", Candidate(4, 1, 1, "fsdp")),
     Way("data 2 x pipe 2", _pipe("1f1b", data=2, count=4, ahead=0)),
     Way("pipe 2 x tensor 2", _pipe("1f1b", tensor=2, count=4, ahead=0)),
@@ -187,9 +185,7 @@ class Said:
 
 def said(found: Profile, cluster: Cluster, way: Way, link: formulas.Link) -> Said:
     """What is known before a step is made."""
-    problem = Problem(
-        RANKS, BATCH, cluster, modelled.layers_of(MODEL, found, cluster, way.sequence), slots=0
-    )
+    problem = Problem(RANKS, BATCH, cluster, modelled.layers_of(MODEL, found, cluster), slots=0)
     outcome, candidate = plan_steps.planned(problem, way.candidate), way.candidate
     layers, samples = problem.layers(candidate), problem.samples(candidate)
     assert layers is not None, "four ranks can share each layer"
@@ -198,7 +194,7 @@ def said(found: Profile, cluster: Cluster, way: Way, link: formulas.Link) -> Sai
         group = Group(cast("MPI.Intracomm", None), candidate.tensor, 0)
         item = np.dtype(np.float32).itemsize
         costs = SAMPLES * item, ring(candidate.tensor)
-        parts, _ = divided(MODEL.layers, MODEL.shapes, group, *costs, way.sequence)
+        parts, _ = divided(MODEL.layers, MODEL.shapes, group, *costs, candidate.sequence)
         for number, part in enumerate(parts):
             both = collectives_of(part, samples, first=not number)
             for calls, own in zip(inside, both, strict=True):
@@ -211,9 +207,9 @@ def said(found: Profile, cluster: Cluster, way: Way, link: formulas.Link) -> Sai
 
 
 def ready(
-    comm: mpicoll.Intracomm, outcome: Outcome, way: Way, pads: list[LayerProfile], pace: Pace | None
+    comm: mpicoll.Intracomm, outcome: Outcome, pads: list[LayerProfile], pace: Pace | None
 ) -> plan_steps.Ready:
-    """A way, ready to make steps; without a pace, they take what they take, and sum by rings."""
+    """A plan, ready to make steps; without a pace, they take what they take, and sum by rings."""
 
     def made(layers: Sequence[Layer]) -> Sequential:
         if pace is None:
@@ -221,7 +217,7 @@ def ready(
         return padded(layers, MODEL, pads, pace)
 
     algorithm = "ring" if pace is None else None
-    return plan_steps.ready(comm, outcome, MODEL, *batch(), made, way.sequence, algorithm)
+    return plan_steps.ready(comm, outcome, MODEL, *batch(), made, algorithm)
 
 
 # --- counting -------------------------------------------------------------------------------------
@@ -237,7 +233,7 @@ def count(comm: mpicoll.Intracomm, outcome: Outcome, way: Way, trace: str) -> di
         trace: What the files of the trace begin with.
     """
     tracemalloc.start()
-    steps = ready(comm, outcome, way, [], None)
+    steps = ready(comm, outcome, [], None)
     steps.step()  # makes buffers
     file = Path(f"{trace}.{MPI.COMM_WORLD.rank}")
     before, messages = file.stat().st_size, _sent(steps)
@@ -270,7 +266,7 @@ def measure(
 ) -> dict[str, Any]:
     """Steps of a way, and what their idle time is made of; collective."""
     pace = polled()
-    steps = ready(comm, outcome, way, pads, pace)
+    steps = ready(comm, outcome, pads, pace)
     found: list[tuple[float, float, float, float]] = []
     for _ in range(STEPS + 1):
         pace.spent = 0.0

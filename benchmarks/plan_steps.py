@@ -56,7 +56,6 @@ def ready(
     inputs: Any,
     targets: Any,
     made: Made,
-    sequence: bool = False,
     algorithm: str | None = None,
 ) -> Ready:
     """Make a plan ready; collective.
@@ -67,7 +66,6 @@ def ready(
         model: The model, whole.
         inputs, targets: A batch.
         made: Makes a model of a rank's layers; they may take longer.
-        sequence: As of `shard`.
         algorithm: Of sums over replicas; None for the communicator's choices.
     """
     candidate = outcome.candidate
@@ -78,7 +76,8 @@ def ready(
     if candidate.data == comm.size:
         return _whole(comm, made(model.layers), batch, algorithm)
     mesh = Mesh(comm, data=candidate.data, pipe=candidate.pipe, tensor=candidate.tensor)
-    layers = shard(model.layers, mesh.tensor.comm, model.shapes[0], sequence=sequence)
+    shape, sequence = model.shapes[0], candidate.sequence
+    layers = shard(model.layers, mesh.tensor.comm, shape, sequence=sequence)
     pipeline = Pipeline(
         made(layers),
         mesh,

@@ -105,7 +105,7 @@ ORDER = {
         "rules parameter_shards > sharded gathered pieces > units conjugate > placements traffic"
     ),
     "mpicoll.train.planner": (
-        "__init__ > comparison > search needs > bounds plan_file modelled > problem > "
+        "__init__ > comparison > search needs accepted > bounds plan_file modelled > problem > "
         "replicas space measured cluster > flops profile layers"
     ),
     "mpicoll.train.exchange": "__init__ > buckets > transfers > tree wire layer_sums norms",

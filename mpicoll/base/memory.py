@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mpicoll.base.wording import plural
+
 _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -122,5 +124,7 @@ def listed(sizes: Mapping[str, int]) -> str:
 
 
 def megabytes(size: int) -> str:
-    """A number of bytes in words."""
-    return f"{size / 1e6:,.1f} MB"
+    """A number of bytes in words: in MB, or where these are few, in kB or bytes."""
+    if size >= 50_000:
+        return f"{size / 1e6:,.1f} MB"
+    return f"{size / 1e3:.1f} kB" if size >= 1000 else plural(size, "byte")

@@ -89,7 +89,8 @@ def between_nodes(
     given = {"--network": network, "--inter-alpha": alpha, "--inter-beta": beta}
     named = [option for option, value in given.items() if value is not None]
     if named and not per_node:
-        raise UsageError(f"{' and '.join(named)} need {needed}")
+        verb = "needs" if len(named) == 1 else "need"
+        raise UsageError(f"{' and '.join(named)} {verb} {needed}")
 
     def seconds(option: str, text: str | None) -> float | None:
         return None if text is None else parse.attoseconds(option, text) / ATTOSECONDS

@@ -42,6 +42,7 @@ OF_AXES = {
     "ahead": ("pipe",),
     "chunks": ("pipe",),
     "cut": ("pipe",),
+    "sequence": ("tensor",),
     "recompute": ("pipe", "tensor"),
     "timeline": ("pipe", "tensor"),
 }

@@ -141,11 +141,14 @@ class Options:
     """None: four for each stage, one if there is one stage."""
     pipeline_schedule: str = option("1f1b", "Order of a step's passes, such as gpipe or zb_h1.")
     """One of `mpicoll.train.step.names()`; `schedule` is that of the learning rate."""
-    ahead: int | None = option(None, "With 1f1b: more forward passes ahead, for each stage.")
+    ahead: int | None = option(None, "With 1f1b: forward passes ahead, for each stage.")
     chunks: int | None = option(None, "With interleaved: chunks of layers on each rank.")
     cut: str = option("even", "Cut of the layers: even, auto, or the first of each chunk: 0,3,7.")
     """`auto`: the cut whose slowest chunk takes least, by the time of each layer, measured at the
     start. A run that is resumed keeps the cut of its checkpoint if it has as many chunks."""
+    sequence: bool = option(False, "With tensor: divide norms, too, by tokens.", "--sequence")
+    """For a transformer. Ranks that share layers keep a part of the values between them (V.
+    Korthikanti et al. 2022)."""
     recompute: bool = option(
         False, "Run forward passes again before backward passes.", "--recompute"
     )
@@ -160,7 +163,7 @@ class Options:
     each other."""
     consistency: str = option("bsp", "Consistency: bsp, ssp:S, adaptive:MIN,MAX[,M] or async.")
     """See `mpicoll.train.servers.consistency`."""
-    push_rate: str = option("share", "Learning rate of a push outside bsp: share, staleness, full.")
+    push_rate: str = option("share", "Learning rate of a push (not bsp): share, staleness, full.")
     """If each push makes an update, its learning rate is multiplied by its `share` of the samples
     of a step, divided by one plus its `staleness`, or used in `full`."""
     workers: int | None = option(None, "Refuse to start unless this many ranks compute.")

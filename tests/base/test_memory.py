@@ -71,3 +71,11 @@ def test_limits_of_the_process():
         assert limited() == "None"
     assert 0 < int(limited((resource.RLIMIT_AS, 1 << 30))) < 1 << 30
     assert 0 < int(limited((resource.RLIMIT_DATA, 1 << 30))) < 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 bytes"), (1, "1 byte"), (4096, "4.1 kB"), (50_000, "0.1 MB"), (1 << 30, "1,073.7 MB")],
+)
+def test_few_bytes_are_not_said_in_megabytes(size, words):
+    assert memory.megabytes(size) == words

@@ -265,7 +265,7 @@ EVEN = (
         (["simulate", "allreduce", "ring", "-s", "1X"], "'1X' is not a size"),
         (["simulate", "allreduce", "ring", "--alpha", "fast"], "--alpha 'fast' is not a time"),
         (["simulate", "allreduce", "all", "--set", "segments=2"], "name it instead of all"),
-        (["simulate", "allreduce", "ring", "--inter-alpha", "1us"], "need --per-node"),
+        (["simulate", "allreduce", "ring", "--inter-alpha", "1us"], "alpha needs --per-node"),
         (["simulate", "allreduce", "ring", "--straggler", "3"], "'' is no factor of at least 1"),
         (["simulate", "allreduce", "ring", "--straggler", "x=2"], "write ranks and factors"),
         (["simulate", "allreduce", "ring", "--straggler", "4=2"], "rank 4 is slow, but is not"),

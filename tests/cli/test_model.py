@@ -310,7 +310,7 @@ def test_a_model_of_one_node_asked_for_several(command, folder, words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--network", "25GbE"), "--network need --per-node, the ranks of a node"),
+        (("--network", "25GbE"), "--network needs --per-node, the ranks of a node"),
         (("--network", "token ring", "--per-node", "2"), "unknown network 'token ring': known are"),
         (("--inter-alpha", "1us", "--per-node", "2"), "give --inter-beta too, or a --network"),
         (("--inter-beta", "x", "--per-node", "2"), "--inter-beta 'x' is not a time"),

@@ -85,6 +85,24 @@ def test_a_mesh_learns_what_one_process_does(comm, folder, name, mesh):
     assert comm.allgather(losses) == [losses] * P
 
 
+@pytest.mark.parametrize("mesh", [m for m in MESHES if "tensor" in m])
+def test_sequences_that_are_divided_learn_the_same(comm, folder, mesh):
+    """Norms, residuals and dropout by tokens; between stages, too."""
+    options = {"epochs": 2, "accumulate": 2, "evaluate_train": True}
+    found, whole = learnt(
+        comm, folder, "decoder", mesh=mesh, sequence=True, microbatches=2, **options
+    )
+    expected = alone("decoder", invariant=2 * replicas(mesh), **options)
+    assert max(parity.differences(whole, expected.parameters).values()) <= 1e-12
+    assert found.test == pytest.approx(expected.test, rel=1e-12)
+
+
+def test_what_has_no_sequences_divides_none(comm):
+    config = Config(**OPTIONS, mesh=f"tensor={P}", sequence=True)
+    with pytest.raises(TrainingError, match="sequence=True and samples of shape"):
+        run(config, comm, dataset=clouds(), model=plain())
+
+
 @more
 def test_a_set_of_fewer_samples_than_microbatches_is_measured(comm):
     data = clouds()

@@ -21,7 +21,7 @@ from mpicoll.train.options import Options
 from mpicoll.train.parallel import mesh
 from mpicoll.train.parallel.mesh import AXES, count_replicas, groups, parse
 from mpicoll.train.registry import STRATEGIES
-from mpicoll.train.strategies.protocol import strategy_of
+from mpicoll.train.strategies.protocol import strategy_of, sums_between_ranks
 
 lengths = st.integers(1, 6)
 #: Strategies whose ranks make each update together.
@@ -89,7 +89,7 @@ def test_all_that_a_mesh_does_not_take_is_tested():
 @pytest.mark.parametrize("name", OF_AXES)
 def test_what_is_of_axes_needs_them(name):
     value = {"cut": "0,1", "pipeline_schedule": "gpipe", "timeline": "x.json"}.get(name, 2)
-    value = True if name == "recompute" else value
+    value = True if name in ("sequence", "recompute") else value
     with pytest.raises(ValueError, match=f"{name} is {value}, and all ranks are replicas"):
         Config(mesh="data=2", **{name: value})
     alone = Config(mesh="pipe=2", model="mlp").alone(2)
@@ -144,7 +144,7 @@ def test_a_norm_over_the_batch_of_all_is_refused():
     for axis in ("pipe", "tensor"):
         config = Config(model="resnet", mesh=f"{axis}=2")
         with pytest.raises(ValueError, match=r"each microbatch by itself.*give norm local"):
-            preparation._sums(config, resnet((8, 8, 1), (4,), 1, 3, "float32"))
+            sums_between_ranks(config, resnet((8, 8, 1), (4,), 1, 3, "float32"))
 
 
 def test_a_loader_is_refused():

@@ -47,7 +47,7 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
     takes_halves = bool(rng.random() < 0.7)
 
     @cache
-    def layers_of(tensor: int, samples: int) -> Layers | None:
+    def layers_of(tensor: int, samples: int, sequence: bool) -> Layers | None:
         if tensor > 4:
             return None
         forward = fixed + base * samples // tensor

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpicoll import tuning
 from mpicoll.base.files import parse_toml
 from mpicoll.simulate.costs import INTER, INTRA, CostModel, Costs, Piece
 from mpicoll.train import Config
@@ -25,10 +26,11 @@ from mpicoll.train.planner import comparison, measured, modelled, needs, plan_fi
 from mpicoll.train.planner.cluster import Cluster
 from mpicoll.train.planner.flops import flops
 from mpicoll.train.planner.layers import Layers
-from mpicoll.train.planner.problem import Problem
+from mpicoll.train.planner.problem import Problem, require_short
 from mpicoll.train.planner.profile import LayerProfile, Profile, Times
 from mpicoll.train.planner.search import search
 from mpicoll.train.planner.space import Candidate, candidates
+from mpicoll.tuning import predict
 
 DECODER = transformer(64, 16, width=16, blocks=3, heads=4)
 
@@ -62,6 +64,9 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ({"mpicoll": "layers 2"}, "mpicoll: Input should be 'layers 1'"),
         ({"layers": []}, "layers: List should have at least 1 item"),
+        ({"about": {"ranks": True}}, "ranks"),
+        ({"about": {"ranks": 0}}, "ranks"),
+        ({"about": {"dtype": 7}}, "dtype"),
         ({"layers": [{"kind": "Dense", "inputs": [2], "parameters": 1, "times": []}]}, "times"),
     ],
 )
@@ -112,7 +117,7 @@ def test_operations_of_layers() -> None:
 @pytest.mark.parametrize("tensor", [2, 3, 4])
 def test_shared_layers_have_the_sizes_and_the_collectives_of_the_real_ones(tensor: int) -> None:
     given = problem(ranks=tensor)
-    layers = given.layers_of(tensor, 1)
+    layers = given.layers_of(tensor, 1, False)
     assert layers is not None
 
     group = Group(None, tensor, 0)  # type: ignore[arg-type]
@@ -130,14 +135,14 @@ def test_shared_layers_have_the_sizes_and_the_collectives_of_the_real_ones(tenso
 
 def test_layers_with_less_to_divide_than_ranks_are_left_out() -> None:
     given = problem(ranks=8)
-    assert given.layers_of(8, 1) is None  # four heads
+    assert given.layers_of(8, 1, False) is None  # four heads
     found = search(given, candidates(8, 16, len(DECODER.layers)))
     assert all(candidate.tensor < 8 for candidate in found.outcomes)
 
 
 def test_what_is_sent_in_a_step() -> None:
     given = problem()
-    layers = given.layers_of(1, 4)
+    layers = given.layers_of(1, 4, False)
     assert layers is not None
     pipe = Candidate(1, 4, 1, "allreduce", 4, False, "1f1b", (("ahead", 0),))
     # Stages in the middle send a message forward and one backward for each microbatch.
@@ -148,6 +153,106 @@ def test_what_is_sent_in_a_step() -> None:
         assert sent == {"data": times * 3 * weights // 4, "pipe": 0, "tensor": 0}
 
 
+def test_stages_with_the_same_parameters_sum_their_gradients_at_the_end() -> None:
+    given = problem()
+    alone = replace(given, layers_of=lambda *what: untied(given.layers_of(*what)))
+    candidate = Candidate(1, 4, 1, "allreduce", 4, False, "1f1b", (("ahead", 0),))
+    cut = (0, 3, 5, 7)
+    tied, other = given.outcome(candidate, cut), alone.outcome(candidate, cut)
+    layers = given.layers(candidate)
+    assert layers is not None and layers.weights[0] == layers.weights[-1] == 4 * 64 * 16
+    spans = [[(0, 3)], [(3, 5)], [(5, 7)], [(7, 10)]]
+    nbytes = 4 * 64 * 16
+    assert list(layers.ties(spans)) == [{0: nbytes, 3: nbytes}]
+    message = given.machine(candidate).message(0, 3, nbytes)
+    once = given.agreement(candidate)
+    assert given.agreement(candidate, ties=True) == 2 * once
+    assert tied.picoseconds == other.picoseconds + message + once
+    assert tied.exchange == other.exchange + message / 2 + once
+    assert tied.sent["pipe"] == other.sent["pipe"]  # of a stage in the middle
+    last = replace(given, layers_of=lambda *what: longer(given.layers_of(*what)))
+    sent = last.outcome(candidate, cut).sent["pipe"]
+    assert sent == 4 * 4 * (4 * 16 * 16) + 1000 * nbytes
+
+
+def untied(layers: Layers | None) -> Layers:
+    assert layers is not None
+    return replace(layers, first=np.arange(len(layers)))
+
+
+def longer(layers: Layers | None) -> Layers:
+    assert layers is not None
+    return replace(layers, weights=1000 * layers.weights)
+
+
+def test_a_stage_does_not_begin_where_a_message_would_be_too_long() -> None:
+    given = problem()
+    layers = given.layers_of(1, 1, False)
+    assert layers is not None and layers.cuts.all()
+    most = (2**31 - 1) // (4 * 16 * 16)
+    long = given.layers_of(1, most + 1, False)
+    assert long is not None and long.cuts.tolist() == [True, *[False] * 9, True]
+    fits = given.layers_of(1, most, False)
+    assert fits is not None and fits.cuts.all()
+
+
+@pytest.mark.parametrize(("rate", "ranks"), [(1e-3, 2), (1e-300, 8)])
+def test_layers_that_take_too_long_for_64_bits_are_refused(rate: float, ranks: int) -> None:
+    where = cluster(ranks, 2)
+    layers_of = modelled.layers_of(DECODER, measured.from_rate(DECODER, rate), where)
+    given, count = Problem(ranks, 16, where, layers_of), len(DECODER.layers)
+    assert all(candidate.tensor == 8 for candidate in given.candidates(count, True))  # four heads
+    with pytest.raises(ValueError, match=r"a step takes \S+ s or more, and plans are of less than"):
+        needs.smallest_need(given, count, True)
+
+
+def test_messages_that_take_too_long_for_64_bits_are_left_out_or_refused() -> None:
+    where = Cluster(CostModel(Costs({INTRA: (Piece(None, 1e6, 1.0),)})), [0] * 2)
+    layers_of = modelled.layers_of(DECODER, measured.from_rate(DECODER, 1e9), where)
+    given, count = Problem(2, 16, where, layers_of), len(DECODER.layers)
+    every = given.candidates(count, True)
+    assert every and all((candidate.pipe, candidate.tensor) == (1, 1) for candidate in every)
+    best = search(given, every).best
+    assert best is not None
+    with pytest.raises(ValueError, match="give shorter times by --profile, --rate, --costs or"):
+        require_short(best.seconds)
+
+
+def test_a_profile_of_another_type_is_refused() -> None:
+    found = measured.from_rate(DECODER, 1e9)
+    modelled.require_profile(DECODER, replace(found, about={"dtype": "float32"}))
+    with pytest.raises(ValueError, match="of float64, and the model computes in float32: measure"):
+        modelled.require_profile(DECODER, replace(found, about={"dtype": "float64"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("allreduce", "swing"), ("allgather", "hierarchical")]
+)
+def test_of_many_ranks_some_stand_for_all(name: str, algorithm: str) -> None:
+    """The same where blocks are equally long, and a little more where they are not."""
+    links = {INTRA: (Piece(None, 1e-6, 1e-10),), INTER: (Piece(None, 46e-6, 3e-10),)}
+    model = CostModel(Costs(links, gamma=1e-10, call=1e-6))
+    choice, nodes = tuning.parse(name, algorithm, ""), tuple(rank // 8 for rank in range(64))
+    for nbytes, more in ((1 << 20, 1.0), ((1 << 20) + 8, 1.001)):
+        given = model, name, choice, 64, nbytes, nodes
+        exact = predict.estimate(*given)
+        assert exact <= predict.estimate(*given, largest=True) <= more * exact
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_128_nodes_with_8_ranks_each() -> None:
+    """In a minute, three times padded for a machine that others use."""
+    model = transformer(64, 128, width=256, blocks=48, heads=8)
+    where = cluster(1024, 8)
+    layers_of = modelled.layers_of(model, measured.from_rate(model, 5e10), where)
+    given, count = Problem(1024, 2048, where, layers_of, memory=64 << 20), len(model.layers)
+    begin = time.process_time()
+    found = search(given, given.candidates(count, True))
+    assert found.best is not None and found.gap == 0
+    assert time.process_time() - begin < 3 * 60
+
+
 def test_what_does_not_fit_says_what_is_needed_and_what_would_help() -> None:
     given = problem(memory=1 << 16)
     layers = len(DECODER.layers)
@@ -155,7 +260,7 @@ def test_what_does_not_fit_says_what_is_needed_and_what_would_help() -> None:
     need = needs.smallest_need(given, layers, True)
     assert need.nbytes > 1 << 16
     remedies = needs.remedies(given, need, layers, True)
-    assert remedies[0] == f"--memory {-(-need.nbytes >> 20)}M"
+    assert remedies[0] == f"--memory {-(-need.nbytes >> 10)}K"
     # With as much as is said to be needed there is a plan, and with less there is none.
     for memory, fits in ((need.nbytes, True), (need.nbytes * 99 // 100, False)):
         again = search(replace(given, memory=memory), candidates(4, 16, layers))
@@ -180,7 +285,7 @@ def test_a_plan_with_data_alone_is_a_configuration(tmp_path: Path) -> None:
     given = problem()
     outcome = given.outcome(Candidate(4, 1, 1, "zero1", 2), (0,))
     options = {"dataset": "text", "model": "transformer", "hidden": (8, 4), "lr": 1e-3}
-    plan_file.write(tmp_path / "plan.toml", options, outcome, 16)
+    plan_file.write(tmp_path / "plan.toml", options, outcome, given)
     config = Config(**config_file.read(tmp_path / "plan.toml"))
     assert config == Config(**options, strategy="zero1", batch=8, accumulate=2)
 
@@ -188,7 +293,7 @@ def test_a_plan_with_data_alone_is_a_configuration(tmp_path: Path) -> None:
 def test_a_plan_with_a_mesh_says_all_of_it(tmp_path: Path) -> None:
     given = problem()
     candidate = Candidate(1, 2, 2, "allreduce", 4, True, "1f1b", (("ahead", 1),))
-    plan_file.write(tmp_path / "plan.toml", {}, given.outcome(candidate, (0, 4)), 16)
+    plan_file.write(tmp_path / "plan.toml", {}, given.outcome(candidate, (0, 4)), given)
     text = (tmp_path / "plan.toml").read_text()
     assert "mpirun -n 4 mpicoll train --config plan.toml" in text
     assert parse_toml(text) == {
@@ -237,7 +342,7 @@ def test_a_thousand_layers_on_64_ranks() -> None:
     weights, edges = rng.integers(1, 10, count) * 10**6, np.full(count + 1, 10**5)
 
     @cache
-    def layers_of(tensor: int, samples: int) -> Layers:
+    def layers_of(tensor: int, samples: int, sequence: bool) -> Layers:
         forward = base * samples // tensor
         wire = where.collective("allreduce", [range(tensor)], edges[1:] * samples)
         sent = edges[1:] * samples * 2 * (tensor - 1) // tensor

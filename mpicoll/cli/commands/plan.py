@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpicoll.base.memory import megabytes
-from mpicoll.cli import measured, output, parse, session
+from mpicoll.cli import measured, output, parse, planned, session
 from mpicoll.cli.commands.train import GROUP_OF
 from mpicoll.cli.commands.train import given as given_options
 from mpicoll.cli.errors import UsageError, reading, usage
@@ -26,11 +25,8 @@ if TYPE_CHECKING:
     from mpicoll.train import Config
     from mpicoll.train.data import Dataset
     from mpicoll.train.models import Sequential
-    from mpicoll.train.planner.needs import Need
-    from mpicoll.train.planner.problem import Outcome, Problem
+    from mpicoll.train.planner.problem import Problem
     from mpicoll.train.planner.profile import Profile
-    from mpicoll.train.planner.search import Found
-    from mpicoll.train.planner.space import Candidate
 
 #: Other meshes in the table.
 _RIVALS = 8
@@ -108,11 +104,14 @@ def command(
     threads.limit_blas_threads()
     from mpicoll.train import Config
     from mpicoll.train.planner import plan_file
+    from mpicoll.train.planner.accepted import takes
 
     if measure is not None and (profile is not None or rate is not None):
         raise UsageError("--measure makes a profile: leave --profile and --rate out")
     if profile is not None and rate is not None:
         raise UsageError("--profile and --rate both say how fast layers are: give one")
+    if rate is not None and not math.isfinite(rate):
+        raise UsageError(f"--rate {rate}: give a finite number, such as 1e10")
     with usage():
         values = given_options(invocation, None)
         for name in plan_file.DECIDED:
@@ -121,8 +120,14 @@ def command(
                     f"--{name.replace('_', '-')} {values[name]}: a plan decides this; leave it out"
                 )
         config = Config(**values)
+        if config.device != "cpu":
+            raise ValueError(
+                f"--device {config.device}: layers are measured on processors; leave it out"
+            )
         if out is not None and out.suffix != ".toml":
             raise ValueError(f"-o {out}: give a file whose name ends with .toml")
+        if out is not None and (out.is_dir() or not out.parent.is_dir()):
+            raise ValueError(f"-o {out}: give a file in a folder that exists")
     limit = None if memory is None else parse.size(memory)
     measured.need(["pydantic"], "config")
     comm = session.communicator() if measure is not None else None
@@ -134,9 +139,15 @@ def command(
     else:
         times = _times(model, profile, rate)
     links = network, inter_alpha, inter_beta
-    count = _count(ranks, times)
+    count, samples = _count(ranks, times), len(dataset.train_targets)
     problem = _problem(config, model, times, count, nodes, limit, costs, links)
-    problem = replace(problem, takes=partial(_trains, values))
+    batch = config.global_batch(problem.ranks)
+    if batch > samples:
+        raise UsageError(
+            f"batches of {batch} samples, and {dataset.name} has {samples}: give a --batch of at "
+            "most so many"
+        )
+    problem = replace(problem, takes=partial(takes, values, model, samples))
     return _plan(problem, model, values, out, explain, json)
 
 
@@ -209,6 +220,13 @@ def _problem(
     from mpicoll.train.planner.problem import Problem
     from mpicoll.train.strategies.protocol import slots
 
+    if config.spares >= ranks:
+        raise UsageError(
+            f"{config.spares} spare rank(s) of {ranks} leave none to train: give fewer --spares, "
+            "or more ranks by -P"
+        )
+    with usage():
+        workers = config.worker_count(ranks - config.spares)
     per_node = _per_node(nodes, ranks)
     parameters, ours = measured.model_or_built_in(path)
     parameters = measured.with_links(parameters, *links, per_node, needed="--nodes, as 4x4")
@@ -219,11 +237,14 @@ def _problem(
             "mpicoll: no model of this machine: messages within a node cost what they do on "
             f"{parameters.about['machine'].get('processor', 'another one')}; give --costs"
         )
-    cluster = Cluster(parameters, [rank // (per_node or ranks) for rank in range(ranks)])
+    cluster = Cluster(parameters, [rank // (per_node or ranks) for rank in range(workers)])
     with usage():
         layers = layers_of(model, times, cluster)
-    batch, narrow = config.global_batch(ranks) * config.accumulate, config.is_narrow
-    return Problem(ranks, batch, cluster, layers, slots(config), memory, narrow)
+    batch, narrow = config.global_batch(workers) * config.accumulate, config.is_narrow
+    beside = ranks - workers
+    sequences = any(len(shape) == 2 for shape in model.shapes)
+    numbers = slots(config), memory, narrow, beside, sequences
+    return Problem(workers, batch, cluster, layers, *numbers)
 
 
 def _per_node(nodes: str | None, ranks: int) -> int | None:
@@ -254,6 +275,7 @@ def _plan(
 ) -> int:
     from mpicoll.train.planner import comparison, needs, plan_file
     from mpicoll.train.planner.measured import halves
+    from mpicoll.train.planner.problem import require_short
     from mpicoll.train.planner.search import search
 
     layers, parts = len(model.layers), halves(model)
@@ -266,109 +288,17 @@ def _plan(
         with usage():
             need = needs.smallest_need(problem, layers, parts)
         remedies = needs.remedies(problem, need, layers, parts)
-        _refuse(problem, need, remedies, json)
+        planned.refusal(problem, need, remedies, json)
         return 1
+    with usage():
+        require_short(best.seconds)
     others = comparison.rivals(problem, every, found, _RIVALS)
     if out is not None:
         with reading():
-            plan_file.write(out, values, best, problem.batch)
+            plan_file.write(out, values, best, problem)
         output.remark(f"mpicoll: plan written to {out}")
     if json:
-        output.facts(_facts(problem, found, best, others))
-        return 0
-    _print(problem, found, best, others)
-    if explain:
-        output.text("")
-        for sentence in comparison.explanation(best, problem, found):
-            output.text(sentence)
+        output.facts(planned.facts(problem, found, best, others))
+    else:
+        planned.report(problem, found, best, others, explain)
     return 0
-
-
-def _trains(values: dict[str, Any], candidate: Candidate, batch: int) -> bool:
-    """Whether the run takes a candidate, with its other options."""
-    from mpicoll.train import Config
-    from mpicoll.train.planner import plan_file
-
-    try:
-        Config(**{**plan_file.others(values), **plan_file.settings(candidate, batch)})
-    except ValueError:
-        return False
-    return True
-
-
-def _refuse(problem: Problem, need: Need, remedies: Sequence[str], json: bool) -> None:
-    from mpicoll.train.planner import needs
-
-    assert problem.memory is not None
-    words = (
-        f"no plan fits into {megabytes(problem.memory)} of each of {problem.ranks} ranks; least is "
-        f"needed {needs.in_words(need)}"
-    )
-    if json:
-        facts = {"candidate": need.candidate.words, "bytes": need.nbytes, "stages": need.stages}
-        output.facts({"fits": False, "need": facts, "remedies": remedies})
-    output.remark(f"mpicoll: error: {words}; give {', or '.join(remedies)}")
-
-
-def _facts(
-    problem: Problem, found: Found, best: Outcome, others: Sequence[Outcome]
-) -> dict[str, Any]:
-    from mpicoll.train.planner import comparison, plan_file, space
-
-    return {
-        "fits": True,
-        "space": {"words": space.WORDS, "candidates": found.candidates},
-        "simulated": found.simulated,
-        "gap": found.gap,
-        "config": plan_file.keys(best, problem.batch),
-        "plan": _outcome(best),
-        "others": [{**_outcome(o), "why": comparison.why(o, best)} for o in others],
-    }
-
-
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    whole = outcome.picoseconds
-    shares = ("computing", "tensor", "exchange", "waiting")
-    return {
-        **outcome.candidate._asdict(),
-        "parameters": dict(outcome.candidate.parameters),
-        "cut": list(outcome.cut),
-        "seconds": outcome.seconds,
-        "shares": {name: getattr(outcome, name) / whole if whole else 0.0 for name in shares},
-        "idle": outcome.idle,
-        "memory": list(outcome.memory),
-        "bytes_sent": outcome.sent,
-    }
-
-
-def _print(problem: Problem, found: Found, best: Outcome, others: Sequence[Outcome]) -> None:
-    from mpicoll.train.planner import comparison, space
-
-    output.text(f"plan: {best.candidate.words}" + (f", cut {_cut(best)}" if best.cut[1:] else ""))
-    nearest = f"within {100 * found.gap:.2g} % of " if found.gap else ""
-    output.text(f"{1e3 * best.seconds:.4g} ms a step, {nearest}the shortest of the space")
-    numbers = ("time [ms]", "idle [%]", "memory [MB]", "data [MB]", "pipe [MB]", "tensor [MB]")
-    output.table(
-        ("plan", *numbers, "why not"),
-        (
-            (
-                outcome.candidate.words,
-                f"{1e3 * outcome.seconds:.4g}",
-                f"{100 * outcome.idle:.1f}",
-                f"{outcome.most_memory / 1e6:,.1f}",
-                *(f"{outcome.sent[axis] / 1e6:,.2f}" for axis in ("data", "pipe", "tensor")),
-                "" if outcome is best else comparison.why(outcome, best),
-            )
-            for outcome in (best, *others)
-        ),
-        right=numbers,
-        fold=("why not",),
-    )
-    output.text(
-        f"space: {found.candidates} candidates and their cuts, {found.simulated} steps simulated; "
-        f"{space.WORDS}"
-    )
-
-
-def _cut(outcome: Outcome) -> str:
-    return ",".join(map(str, outcome.cut))

@@ -20,7 +20,7 @@ GROUPS = {
     "clip loss_scale skip_limit",
     "Length and evaluation": "epochs steps pause_after target_loss target_accuracy evaluate_train",
     "Pipeline and tensor parallelism": "mesh microbatches pipeline_schedule ahead chunks cut "
-    "recompute timeline",
+    "sequence recompute timeline",
     "Ranks": "strategy gather keep_gathered algorithm bucket wire invariant deterministic balance "
     "survive spares check_every hang_after",
     "Parameter server, local SGD and gossip": "servers consistency push_rate workers replicas "

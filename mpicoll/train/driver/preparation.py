@@ -16,7 +16,7 @@ from mpicoll.train.data import Dataset, load, targets
 from mpicoll.train.driver import bits, cutting, memory, predicted
 from mpicoll.train.driver.measuring import Measuring
 from mpicoll.train.driver.named import make_model
-from mpicoll.train.models import Measure, Model, Sequential, buffers_of, sums_of
+from mpicoll.train.models import Measure, Model, Sequential, buffers_of
 from mpicoll.train.models.flat import Flat, described
 from mpicoll.train.models.measures import usual
 from mpicoll.train.optimizers import Optimizer
@@ -24,7 +24,7 @@ from mpicoll.train.ranks.waiting import breakable
 from mpicoll.train.ranks.workers import TrainingError, Workers, require_equal, together
 from mpicoll.train.strategies import placement
 from mpicoll.train.strategies.holding import Holding
-from mpicoll.train.strategies.protocol import strategy_of
+from mpicoll.train.strategies.protocol import strategy_of, sums_between_ranks
 from mpicoll.train.strategies.training import Setup
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def prepare(
         _check(config, dataset, model, measures)
         dataset = _on(config.device, dataset)
         buffers = {n: arrays.on(config.device, a) for n, a in buffers_of(model).items()}
-        sums = _sums(config, model)
+        sums = sums_between_ranks(config, model)
         if not waits:
             config.worker_count(workers.size)
         if config.invariant is not None:
@@ -232,19 +232,6 @@ def _numbers(dataset: Dataset) -> dict[str, int]:
         f"number of {'training' if part == 'train' else part} samples": len(wanted)
         for part, (_, wanted) in dataset.parts.items()
     }
-
-
-def _sums(config: Config, model: Model) -> tuple[int, ...]:
-    """Lengths of the sums over the ranks that a model makes; refused where there can be none."""
-    lengths = sums_of(model)
-    if lengths and not strategy_of(config).in_lockstep:
-        parts = "a mesh with pipe or tensor normalises each microbatch by itself"
-        apart = f"strategy {config.strategy} has no step that all ranks compute together"
-        raise ValueError(
-            f"{parts if config.has_parts else apart}, and the model normalises over the batch of "
-            "all: give norm local, or layers BatchNorm(local=True)"
-        )
-    return lengths
 
 
 def _on(device: str, dataset: Dataset) -> Dataset:

@@ -37,7 +37,7 @@ from mpicoll.train.parallel.placements import (
 from mpicoll.train.parallel.sharded import AttentionHeads, Cuts, DropoutPart, EmbeddingRows
 
 #: Of sequences (tokens, width), the axis of tokens.
-_TOKENS = -2
+TOKENS = -2
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Setting:
         if not self.sequence or len(shape) != 2:
             return None
         self.require(shape[0], f"sequences of {shape[0]} tokens", " or sequence=False")
-        return cut_placement(_TOKENS, shape[0])
+        return cut_placement(TOKENS, shape[0])
 
     def require(self, length: int, what: str, otherwise: str = "") -> None:
         """Refuse a layer that has fewer items than there are ranks.

@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpicoll.train.planner.layers import Layers, Numbers
+from mpicoll.train.planner.layers import LONGEST, Layers, Numbers
 from mpicoll.train.planner.problem import Problem
 from mpicoll.train.planner.space import Candidate
 
-#: More than any time; twice as much is still a number.
-NEVER = 1 << 60
+#: More than any time; twice as much still fits into 64 bits.
+NEVER = 2 * LONGEST
 
 
 class Form(NamedTuple):

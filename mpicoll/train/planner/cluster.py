@@ -11,12 +11,12 @@ import numpy as np
 from mpicoll import algorithms, tuning
 from mpicoll.simulate.costs import CostModel
 from mpicoll.simulate.machine import Machine
-from mpicoll.train.planner.layers import Numbers
+from mpicoll.train.planner.layers import LONGEST, Numbers
 from mpicoll.tuning import predict
 
 #: Units in a second: picoseconds, so that sums are exact.
 PICO = 10**12
-#: Of more ranks, predictions with reasons take seconds.
+#: Of more ranks, predictions with reasons take seconds, and so does following every message.
 _FEW = 16
 
 
@@ -24,8 +24,8 @@ class Cluster:
     """Ranks on nodes.
 
     A collective of ranks takes what `mpicoll.tuning.predict` says of the algorithm that a
-    communicator of theirs would choose, where these ranks lie; between lengths that are powers of
-    two it is interpolated.
+    communicator of theirs would choose, where these ranks lie, but no more than `LONGEST`; between
+    lengths that are powers of two it is interpolated.
 
     Args:
         model: What messages cost, as `mpicoll fit` writes it.
@@ -59,6 +59,13 @@ class Cluster:
         """What messages between some ranks cost, in picoseconds; they are counted from 0."""
         return replace(self._general, nodes=self._layout(ranks))
 
+    def longest_message(self, nbytes: int) -> int:
+        """Picoseconds of a message over the slowest kind of link."""
+        ends = range(len(self.nodes))
+        apart = next((rank for rank in ends if self.nodes[rank] != self.nodes[0]), 0)
+        machine = self.machine(ends)
+        return max(machine.message(0, other, nbytes) for other in (0, apart))
+
     def _layout(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The nodes of some ranks, numbered in the order in which they come."""
         numbers: dict[int, int] = {}
@@ -79,7 +86,8 @@ class Cluster:
     def _predicted(self, name: str, layout: tuple[int, ...], nbytes: int) -> int:
         key = name, layout, nbytes
         if key not in self._known:
-            self._known[key] = round(PICO * self._seconds(name, layout, nbytes))
+            seconds = self._seconds(name, layout, nbytes)
+            self._known[key] = round(min(PICO * seconds, LONGEST))
         return self._known[key]
 
     def _seconds(self, name: str, layout: tuple[int, ...], nbytes: int) -> float:
@@ -93,10 +101,10 @@ class Cluster:
             # Its schedule is unknown, so it is taken to be as fast as the fastest that is known.
             known = (tuning.parse(name, other, "") for other in algorithms.names(name))
             return min(
-                predict.estimate(self._model, name, other, size, nbytes, nodes)
+                predict.estimate(self._model, name, other, size, nbytes, nodes, size > _FEW)
                 for other in known
                 if tuning.fits(name, other, size)
             )
         if size > _FEW:
-            return predict.estimate(self._model, name, choice, size, nbytes, nodes)
+            return predict.estimate(self._model, name, choice, size, nbytes, nodes, largest=True)
         return predict.predict(self._model, name, choice, size, nbytes, nodes=nodes).seconds

@@ -73,7 +73,7 @@ def _outcome(problem: Problem, candidate: Candidate) -> Outcome | None:
 
 
 def why(other: Outcome, best: Outcome) -> str:
-    """Why a step takes longer than the best: what has grown most."""
+    """Why a step takes longer than the best: what has grown most, in per cent of the best step."""
     more = {
         "ranks wait for other stages": other.waiting - best.waiting,
         "collectives inside layers": other.tensor - best.tensor,
@@ -87,7 +87,7 @@ def why(other: Outcome, best: Outcome) -> str:
     name, most = max(more.items(), key=lambda each: each[1])
     if most <= 0:
         return "no difference"
-    return f"{name}: {100 * most / best.picoseconds:.0f} % of the best step more"
+    return f"{name}: +{100 * most / best.picoseconds:.2g} %"
 
 
 def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
@@ -127,13 +127,16 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
             f"microbatch, {megabytes(best.sent['tensor'])} a step, which takes "
             f"{100 * best.tensor / best.picoseconds:.0f} % of the time."
         )
+    if candidate.sequence:
+        yield "Between these layers each rank has a part of the tokens (sequence)."
     if not candidate.order and candidate.microbatches > 1:
         yield f"Each rank adds up the gradients of {candidate.microbatches} smaller batches."
     if data == pipe == tensor == 1:
         yield "One rank does everything."
     stages = [sum(stage.values()) for stage in best.memory]
     stage = stages.index(max(stages))
-    yield f"The fullest rank needs {megabytes(max(stages))}: {listed(best.memory[stage])}."
+    parts = listed({what: n for what, n in best.memory[stage].items() if n})
+    yield f"The fullest rank needs {megabytes(max(stages))}: {parts}."
     if found.gap:
         yield (
             f"The search ended early: some plan may be up to {100 * found.gap:.1f} % faster, none "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
+#: Picoseconds that a step takes at most, 13 days: sums of some such times fit into 64 bits.
+LONGEST = 1 << 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,11 @@ class Layers:
     def _most(self) -> dict[str, Numbers]:
         return {}
 
+    @cached_property
+    def passes(self) -> int:
+        """Picoseconds of two forward passes and a backward pass over all layers."""
+        return 2 * int(self.forward.sum()) + int(self.backward.sum())
+
     # --- memory of a chunk, of some layers, or of all ---
 
     def parameters(self, spans: Sequence[tuple[int, int]]) -> int:
@@ -102,6 +109,22 @@ class Layers:
                 found.append((last[first], layer))
             last[first] = layer
         return found
+
+    def ties(self, stages: Sequence[Sequence[tuple[int, int]]]) -> Iterator[dict[int, int]]:
+        """Bytes of the gradients that each stage has of parameters that several stages have.
+
+        Args:
+            stages: First layer, and the one behind the last, of each chunk of each stage.
+        """
+        for first in sorted({int(self.first[layer]) for _, layer in self.repeated}):
+            layers = np.nonzero(self.first == first)[0]
+            held = {
+                rank: sum(int(start <= n < end) for start, end in spans for n in layers)
+                for rank, spans in enumerate(stages)
+            }
+            own = {rank: n * int(self.weights[first]) for rank, n in held.items() if n}
+            if len(own) > 1:
+                yield own
 
     def kept_by(self, start: int, end: int) -> int:
         """Bytes that a chunk keeps of a microbatch, with the slopes of the loss on the last one."""

@@ -15,24 +15,24 @@ from mpicoll.train.models.layers import Layer, Residual, held, shapes_of
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel.conjugate import Group
 from mpicoll.train.parallel.mesh import groups
-from mpicoll.train.parallel.placements import WHOLE
+from mpicoll.train.parallel.placements import WHOLE, Placement
+from mpicoll.train.parallel.rules import TOKENS
 from mpicoll.train.parallel.sharded import Sharded, collectives_of
 from mpicoll.train.parallel.shards import SAMPLES, divided, ring
 from mpicoll.train.parallel.traffic import sent_together
+from mpicoll.train.parallel.wires import MOST
 from mpicoll.train.planner.cluster import PICO, Cluster
 from mpicoll.train.planner.flops import flops
-from mpicoll.train.planner.layers import Layers
+from mpicoll.train.planner.layers import LONGEST, Layers
 from mpicoll.train.planner.measured import described
-from mpicoll.train.planner.problem import LayersOf
+from mpicoll.train.planner.problem import LayersOf, TooLongError
 from mpicoll.train.planner.profile import Profile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def layers_of(
-    model: Sequential, profile: Profile, cluster: Cluster, sequence: bool = False
-) -> LayersOf:
+def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf:
     """What layers cost, as `Problem` wants it.
 
     A rank's part of a layer takes as large a share of its time as it has of its operations; layers
@@ -42,7 +42,6 @@ def layers_of(
         model: The model, whole.
         profile: Of its layers.
         cluster: The ranks.
-        sequence: As of `mpicoll.train.parallel.shard`.
 
     Raises:
         ValueError: The profile is of another model.
@@ -67,7 +66,7 @@ def layers_of(
         return int(cluster.collective(name, every, np.array([nbytes]))[0])
 
     @cache
-    def of(tensor: int, samples: int) -> Layers | None:
+    def of(tensor: int, samples: int, sequence: bool) -> Layers | None:
         if tensor > len(cluster.nodes):
             return None
         factor = samples * item
@@ -88,14 +87,22 @@ def layers_of(
             times.append([PICO * share * t for t in (found.forward, found.input, found.weight)])
             both = collectives_of(layer, samples, first=index == 0)
             calls.append([[(name, item * n) for name, n in each] for each in both])
-        wire = np.array(
-            [[sum(seconds(tensor, *call) for call in each) for each in pair] for pair in calls]
+        waits = [[sum(seconds(tensor, *call) for call in each) for each in pair] for pair in calls]
+        # Forward passes may be made twice.
+        total = sum(
+            2 * t[0] + t[1] + t[2] + 2 * w[0] + w[1] for t, w in zip(times, waits, strict=True)
         )
+        if total > LONGEST:
+            raise TooLongError(total / PICO)
+        wire = np.array(waits, np.int64)
         sent = np.array([[_sent(tensor, each) for each in pair] for pair in calls])
         forward, inputs, weight = np.rint(np.array(times).T).astype(np.int64)
         values = [prod(shape) for shape in shapes]
         sizes = [*map(_sizes, parts, parameters)]
         kept = np.array(held(parts, shapes), np.int64)
+        # A run refuses messages that are longer.
+        inner = zip(places, values[1:-1], strict=False)
+        fits = [_is_passed_on(place) and factor * count <= MOST for place, count in inner]
         alone = [held([p], [*pair])[0] for p, pair in zip(parts, pairwise(shapes), strict=True)]
         return Layers(
             forward + wire[:, 0],
@@ -112,19 +119,30 @@ def layers_of(
             weights=item * np.array([sum(own) for own in sizes], np.int64),
             largest=item * np.array([max(own, default=0) for own in sizes], np.int64),
             first=first,
-            cuts=np.array([True, *(place == WHOLE for place in places)]),
+            cuts=np.array([True, *fits, True]),
             item=item,
         )
 
     return of
 
 
+def _is_passed_on(place: Placement) -> bool:
+    """Whether stages may pass on values that are there: whole ones, or parts of the tokens."""
+    return place == WHOLE or (place.cut is not None and place.cut.axis == TOKENS)
+
+
 def require_profile(model: Sequential, profile: Profile) -> None:
     """Check that a profile is that of a model.
 
     Raises:
-        ValueError: It is not; names the first layer that differs.
+        ValueError: It is not, or of another type; names the first layer that differs.
     """
+    dtype = profile.about.get("dtype", model.dtype.name)
+    if dtype != model.dtype.name:
+        raise ValueError(
+            f"the profile is of {dtype}, and the model computes in {model.dtype.name}: measure it "
+            f"by --measure, or give --dtype {dtype}"
+        )
     wanted = described(model)
     if len(wanted) != len(profile.layers):
         raise ValueError(

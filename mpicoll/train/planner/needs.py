@@ -40,10 +40,11 @@ def smallest_need(problem: Problem, layers: int, halves: bool) -> Need:
         halves: Whether all backward passes can be made in two parts.
 
     Raises:
-        ValueError: There is no mesh of so many ranks.
+        ValueError: There is no mesh of so many ranks, or a step takes too long on all of them.
     """
     least = _least(problem, layers, halves)
     if least is None:
+        problem.require_short(layers, halves)
         raise ValueError(
             f"no mesh of {problem.ranks} ranks can share {layers} layers and batches of "
             f"{problem.batch} samples: give fewer ranks, a larger batch, or fewer other options"
@@ -143,12 +144,13 @@ def remedies(problem: Problem, need: Need, layers: int, halves: bool) -> list[st
         least = _least(other, layers, halves)
         return least is not None and least.nbytes <= (problem.memory or 0)
 
-    found = [f"--memory {-(-need.nbytes >> 20)}M"]
+    unit, shift = ("M", 20) if need.nbytes >> 20 else ("K", 10)
+    found = [f"--memory {-(-need.nbytes >> shift)}{unit}"]
     for times in (2, 4, 8, 16):
         cluster = problem.cluster.times(times)
         more = replace(problem, ranks=problem.ranks * times, cluster=cluster)
         if fits(more):
-            found.append(f"-P {more.ranks}")
+            found.append(f"-P {more.ranks + more.beside}")
             break
     batch = problem.batch // 2
     while batch:
@@ -164,5 +166,5 @@ def in_words(need: Need) -> str:
     totals: Sequence[int] = [sum(stage.values()) for stage in need.stages]
     rank = totals.index(max(totals))
     where = f"stage {rank} of {len(need.stages)}" if len(need.stages) > 1 else "a rank"
-    parts = listed(need.stages[rank])
+    parts = listed({what: n for what, n in need.stages[rank].items() if n})
     return f"by {need.candidate.words}, {where} needs {megabytes(need.nbytes)} ({parts})"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll.base.files import write_atomically
-from mpicoll.train.planner.problem import Outcome
+from mpicoll.train.planner.problem import Outcome, Problem
 from mpicoll.train.planner.space import Candidate
 
 #: What a plan decides.
 DECIDED = (
     *("strategy", "mesh", "microbatches", "pipeline_schedule", "ahead", "chunks", "cut"),
-    "recompute",
+    *("sequence", "recompute"),
 )
 #: What says how many samples a step has; a plan has its own.
 _SAMPLES = ("batch", "batch_per_rank", "accumulate")
@@ -46,6 +46,8 @@ def settings(candidate: Candidate, batch: int) -> Keys:
         "mesh": candidate.mesh,
         "microbatches": candidate.microbatches,
     }
+    if candidate.sequence:
+        found["sequence"] = True
     if candidate.order:
         found["pipeline_schedule"] = candidate.order
         found |= dict(candidate.parameters)
@@ -53,25 +55,24 @@ def settings(candidate: Candidate, batch: int) -> Keys:
     return found
 
 
-def write(path: str | Path, given: Mapping[str, Any], outcome: Outcome, batch: int) -> None:
+def write(path: str | Path, given: Mapping[str, Any], outcome: Outcome, problem: Problem) -> None:
     """Write the configuration of a plan.
 
     Args:
         path: Where to.
         given: What else the run is told, as `mpicoll.train.Config` has it; None for nothing.
         outcome: The plan.
-        batch: Samples of a step.
+        problem: What it is of.
 
     Raises:
         OSError: It cannot be written.
     """
     candidate = outcome.candidate
-    ranks = candidate.data * candidate.pipe * candidate.tensor
     lines = [
-        f"# mpirun -n {ranks} mpicoll train --config {Path(path).name}",
+        f"# mpirun -n {problem.ranks + problem.beside} mpicoll train --config {Path(path).name}",
         f"# planned: {candidate.words}: {1e3 * outcome.seconds:.4g} ms a step",
     ]
-    values = {**others(given), **keys(outcome, batch)}
+    values = {**others(given), **keys(outcome, problem.batch)}
     lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
     write_atomically(path, "\n".join(lines) + "\n")
 

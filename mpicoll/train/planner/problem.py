@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from statistics import fmean
 
@@ -15,17 +15,43 @@ from mpicoll.simulate.machine import Machine
 from mpicoll.train.parallel import memory, traffic, units
 from mpicoll.train.planner import space
 from mpicoll.train.planner.cluster import PICO, Cluster
-from mpicoll.train.planner.layers import Layers, Numbers
+from mpicoll.train.planner.layers import LONGEST, Layers, Numbers
 from mpicoll.train.planner.replicas import fully_sharded, reduced
 from mpicoll.train.planner.space import Candidate
 from mpicoll.train.step.tasks import Durations
 from mpicoll.train.step.timing import simulate
 
-#: The layers of a rank, by the ranks that share a layer and the samples of a microbatch; None where
-#: layers cannot be shared by so many.
-LayersOf = Callable[[int, int], "Layers | None"]
+#: The layers of a rank, by the ranks that share a layer, the samples of a microbatch, and whether
+#: sequences are divided; None where layers cannot be shared by so many.
+LayersOf = Callable[[int, int, bool], "Layers | None"]
 #: Bytes of a number that ranks add up to agree.
 _NUMBER = 8
+
+
+class TooLongError(ValueError):
+    """Times that do not fit into 64 bits.
+
+    Attributes:
+        seconds: Of passes over all layers.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"passes over all layers take {seconds:.3g} s")
+
+
+def require_short(seconds: float) -> None:
+    """Check that a step is not longer than `LONGEST`.
+
+    Raises:
+        ValueError: It is, or as long.
+    """
+    if PICO * seconds >= LONGEST:
+        raise ValueError(
+            f"a step takes {seconds:.3g} s or more, and plans are of less than "
+            f"{LONGEST // PICO:,} s: give shorter times by --profile, --rate, --costs or links "
+            "between nodes, or a smaller batch"
+        )
 
 
 @dataclass(frozen=True)
@@ -37,8 +63,9 @@ class Outcome:
         cut: The first layer of each chunk.
         picoseconds: Of the step.
         computing, tensor, exchange: Of these, means over the ranks: in layers; in collectives of
-            ranks that share layers; at the end, until gradients are summed over the replicas and
-            all have heard how the step went. In the rest ranks wait for other stages.
+            ranks that share layers; at the end, until gradients are summed over the replicas, and
+            over stages with the same parameters, and all have heard how the step went. In the rest
+            ranks wait for other stages.
         memory: Bytes of each stage, by what for.
         sent: Bytes that a rank sends in a step, the most of all stages, along each axis.
     """
@@ -85,6 +112,8 @@ class Problem:
         slots: Arrays that the optimizer keeps for each parameter.
         memory: Bytes that each rank has; None for as many as are needed.
         narrow: Whether the model computes in a type of two bytes; parameters are kept in float32.
+        beside: Ranks that are started, too, and compute no gradients.
+        sequences: Whether samples are sequences of tokens.
         takes: Whether the run takes a candidate for a step of so many samples.
     """
 
@@ -95,16 +124,48 @@ class Problem:
     slots: int = 1
     memory: int | None = None
     narrow: bool = False
+    beside: int = 0
+    sequences: bool = False
     takes: Callable[[Candidate, int], bool] = lambda candidate, batch: True
 
     def candidates(self, layers: int, halves: bool) -> list[Candidate]:
-        """Those that the run takes.
+        """Those that the run takes, and whose steps are not longer than `LONGEST`.
 
         Args:
             layers, halves: As of `space.candidates`.
         """
-        every = space.candidates(self.ranks, self.batch, layers, halves)
-        return [candidate for candidate in every if self.takes(candidate, self.batch)]
+        return [c for c in self._taken(layers, halves) if PICO * self.serial(c) < LONGEST]
+
+    def _taken(self, layers: int, halves: bool) -> Iterator[Candidate]:
+        every = space.candidates(self.ranks, self.batch, layers, halves, self.sequences)
+        return (candidate for candidate in every if self.takes(candidate, self.batch))
+
+    def serial(self, candidate: Candidate) -> float:
+        """Seconds of all passes and messages of a replica's step, one after the other."""
+        try:
+            layers = self.layers(candidate)
+        except TooLongError as error:
+            return candidate.microbatches * error.seconds
+        if layers is None:
+            return 0.0
+        picoseconds = candidate.microbatches * layers.passes
+        if candidate.order:
+            message = self._longest_message(int(layers.edges.max()))
+            picoseconds += 2 * candidate.chunks * message
+        return picoseconds / PICO
+
+    @cached_property
+    def _longest_message(self) -> Callable[[int], int]:
+        return cache(self.cluster.longest_message)
+
+    def require_short(self, layers: int, halves: bool) -> None:
+        """Check that some candidate that the run takes has a step that is not too long.
+
+        Raises:
+            ValueError: There are candidates, and all take too long.
+        """
+        every = map(self.serial, self._taken(layers, halves))
+        require_short(min(filter(None, every), default=0.0))  # 0: so many cannot share layers
 
     def samples(self, candidate: Candidate) -> int:
         """Of a microbatch."""
@@ -112,7 +173,7 @@ class Problem:
 
     def layers(self, candidate: Candidate) -> Layers | None:
         """A rank's layers, for a microbatch; None where so many ranks cannot share one."""
-        return self.layers_of(candidate.tensor, self.samples(candidate))
+        return self.layers_of(candidate.tensor, self.samples(candidate), candidate.sequence)
 
     def exchange(self, candidate: Candidate, nbytes: Numbers) -> Numbers:
         """Picoseconds in which a stage's gradients are summed over the replicas."""
@@ -220,15 +281,16 @@ class Problem:
         """Picoseconds of a collective."""
         return int(self.cluster.collective(name, groups, np.array([nbytes]))[0])
 
-    def agreement(self, candidate: Candidate) -> int:
+    def agreement(self, candidate: Candidate, ties: bool = False) -> int:
         """Picoseconds in which all ranks hear at the end of a step whether it has failed.
 
         On a mesh of several axes they hear the losses of all microbatches; once more where sums
-        over the replicas may not be finite.
+        over the replicas, or over stages with `ties`, may not be finite.
         """
         numbers, times = 1, 1
         if candidate.pipe * candidate.tensor > 1:
-            numbers, times = 2 + candidate.data * candidate.microbatches, 1 + (candidate.data > 1)
+            numbers = 2 + candidate.data * candidate.microbatches
+            times = 1 + (candidate.data > 1 or ties)
         return times * self._collective("allreduce", [range(self.ranks)], _NUMBER * numbers)
 
     def settling(self, candidate: Candidate) -> int:
@@ -271,14 +333,20 @@ class Problem:
             for span in spans
         ]
         edges = [int(layers.edges[start]) for start, _ in spans]
-        timing = simulate(schedule, durations, self.machine(candidate), edges)
-        weights = [
-            sum(layers.total("weights", *spans[chunk]) for chunk in schedule.chunks_of(rank))
-            for rank in range(candidate.pipe)
-        ]
+        machine = self.machine(candidate)
+        timing = simulate(schedule, durations, machine, edges)
+        stages = [[spans[chunk] for chunk in own] for own in _chunks_of(candidate, len(spans))]
+        weights = [sum(layers.total("weights", *span) for span in own) for own in stages]
         exchange = self.exchange(candidate, np.array(weights)).tolist()
         ends = [events[-1].end + own for events, own in zip(timing.ranks, exchange, strict=True)]
-        end = self.agreement(candidate)
+        ties = list(layers.ties(stages))
+        for holders in ties:  # each sends its gradients to all others, one after the other
+            begin = max(ends[rank] for rank in holders)
+            for rank, nbytes in holders.items():
+                sums = [machine.message(rank, other, nbytes) for other in holders if other != rank]
+                exchange[rank] += sum(sums)
+                ends[rank] = begin + sum(sums)
+        end = self.agreement(candidate, bool(ties))
         return max(ends) + end, fmean(timing.busy), fmean(exchange) + end
 
     def _sent(
@@ -286,8 +354,10 @@ class Problem:
     ) -> dict[str, int]:
         data, count = candidate.data, candidate.microbatches
         pipe = tensor = weights = 0
+        ties = list(layers.ties(stages))
         for rank, spans in enumerate(stages):
-            pipe = max(pipe, count * sum(_messages(candidate, layers, rank, spans)))
+            shared = sum(own[rank] * (len(own) - 1) for own in ties if rank in own)
+            pipe = max(pipe, count * sum(_messages(candidate, layers, rank, spans)) + shared)
             tensor = max(tensor, sum(_passes(candidate, layers, "sent", *span) for span in spans))
             weights = max(weights, sum(layers.total("weights", *span) for span in spans))
         names = ("allgather", "allgather", "reduce_scatter") * count

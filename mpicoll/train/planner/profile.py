@@ -22,6 +22,8 @@ import numpy as np
 from mpicoll.base.files import checked_json, naming, write_atomically
 
 FORMAT = "layers 1"
+#: Of a layer, in a file.
+_MOST_SECONDS = 1e6
 
 
 class Times(NamedTuple):
@@ -124,7 +126,7 @@ def _checked(content: bytes) -> dict[str, Any]:
 
     import pydantic
 
-    Seconds = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    Seconds = Annotated[float, pydantic.Field(ge=0, le=_MOST_SECONDS, allow_inf_nan=False)]
     Count = Annotated[int, pydantic.Field(ge=0)]
 
     class TimesOf(pydantic.BaseModel, extra="forbid"):
@@ -147,13 +149,23 @@ def _checked(content: bytes) -> dict[str, Any]:
                 raise ValueError("samples do not ascend")
             return every
 
+    class About(pydantic.BaseModel, extra="allow"):
+        ranks: Annotated[int, pydantic.Field(ge=1, strict=True)] = 1
+        dtype: str = ""
+
     class File(pydantic.BaseModel, extra="forbid"):
         mpicoll: Literal["layers 1"]
         about: dict[str, Any] = {}
         layers: Annotated[list[LayerOf], pydantic.Field(min_length=1)]
 
+        @pydantic.field_validator("about")
+        @classmethod
+        def readable(cls, about: dict[str, Any]) -> dict[str, Any]:
+            About.model_validate(about)
+            return about
+
     # Local classes cannot be looked up by name, as annotations of this module would be.
     names = {**globals(), **locals()}
-    for made in (TimesOf, LayerOf, File):
+    for made in (TimesOf, LayerOf, About, File):
         made.model_rebuild(_types_namespace=names)
     return checked_json(content, File)

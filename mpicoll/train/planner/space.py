@@ -19,19 +19,23 @@ ORDERS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("zb_h2", ()),
     ("zb_v", ()),
 )
-#: What is said of the space, beside its numbers.
-WORDS = (
-    "every mesh data x pipe x tensor of all ranks; microbatches: powers of two, and 1, 2, 4 and 8 "
-    "times pipe; with data alone they are batches whose gradients are added up, and divide the "
-    "batch; strategies zero1 and fsdp with data alone; recomputation in pipelines; orders gpipe, "
-    "1f1b with ahead 0 and 1, interleaved with 2 chunks where pipe divides the microbatches, "
-    "zb_h1, zb_h2, and zb_v where pipe times microbatches is at most 1024; every cut between "
-    "layers whose values are whole on all ranks, but with several chunks a rank only the one whose "
-    "longest chunk is shortest"
-)
 _MOST_MICROBATCHES = 256
 #: The order of zb_v is found slot by slot.
 _MOST_ZB_V = 1024
+#: What the space has, by what is decided.
+WORDS = {
+    "mesh": "every data x pipe x tensor of all ranks",
+    "strategy": "allreduce; with data alone also zero1 and fsdp",
+    "microbatches": f"powers of two up to {_MOST_MICROBATCHES}, and 1, 2, 4 and 8 times pipe; with "
+    "data alone they are batches whose gradients are added up",
+    "order": "with pipe: gpipe, 1f1b with ahead 0 and 1, zb_h1, zb_h2; interleaved with 2 chunks "
+    "if pipe divides the microbatches; zb_v if pipe times microbatches is at most "
+    f"{_MOST_ZB_V}",
+    "sequence": "with tensor, if samples are sequences: no and yes",
+    "recompute": "with pipe: no and yes",
+    "cut": "every cut between layers whose values are whole on all ranks, or divided by tokens; "
+    "if a rank has several chunks, only the cut whose longest chunk is shortest",
+}
 
 
 class Sharing(NamedTuple):
@@ -74,6 +78,7 @@ class Candidate(NamedTuple):
         recompute: Whether forward passes are run again.
         order: Of computation; "" without a pipeline.
         parameters: Of the order, name and value.
+        sequence: Whether ranks that share layers divide the values between them by tokens.
     """
 
     data: int
@@ -84,6 +89,7 @@ class Candidate(NamedTuple):
     recompute: bool = False
     order: str = ""
     parameters: tuple[tuple[str, int], ...] = ()
+    sequence: bool = False
 
     @property
     def sharing(self) -> Sharing:
@@ -108,6 +114,8 @@ class Candidate(NamedTuple):
     def words(self) -> str:
         """In words: "data=2,pipe=2,tensor=1, 1f1b ahead=1, 8 microbatches"."""
         parts = [self.mesh]
+        if self.sequence:
+            parts.append("sequence")
         if self.sharing.updates:
             parts.append(self.strategy)
         if self.order:
@@ -145,7 +153,9 @@ def _schedule(
     return catalogue.schedule(order, pipe, count, recompute=recompute, **dict(parameters))
 
 
-def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iterator[Candidate]:
+def candidates(
+    ranks: int, batch: int, layers: int, halves: bool = True, sequences: bool = False
+) -> Iterator[Candidate]:
     """All of them.
 
     Args:
@@ -153,7 +163,16 @@ def candidates(ranks: int, batch: int, layers: int, halves: bool = True) -> Iter
         batch: Samples of a step, of all ranks together.
         layers: Of the model.
         halves: Whether all backward passes can be made in two parts.
+        sequences: Whether samples are sequences of tokens.
     """
+    for candidate in _whole(ranks, batch, layers, halves):
+        yield candidate
+        if sequences and candidate.tensor > 1:
+            yield candidate._replace(sequence=True)
+
+
+def _whole(ranks: int, batch: int, layers: int, halves: bool) -> Iterator[Candidate]:
+    """Those that divide no sequences."""
     for pipe, data, tensor in _meshes(ranks):
         if pipe > layers or data > batch:
             continue

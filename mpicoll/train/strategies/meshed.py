@@ -120,7 +120,7 @@ class Meshed(Strategy):
             replicas = count_replicas(
                 workers.size, axes["data"] or None, axes["pipe"], axes["tensor"]
             )
-            invariant = _parts(config, replicas)
+            invariant = parts_of_tree(config, replicas)
         mesh = Mesh(comm, data=replicas, pipe=axes["pipe"], tensor=axes["tensor"])
         try:
             with together(workers, what):
@@ -163,7 +163,8 @@ def _stages(
         ValueError, TrainingError: The model cannot be shared like this; on all ranks.
     """
     dtype, schedule = whole.dtype.name, config.step_schedule
-    layers = shard(whole.layers, mesh.tensor.comm, whole.shapes[0], dtype=dtype)
+    inputs, sequence = whole.shapes[0], config.sequence
+    layers = shard(whole.layers, mesh.tensor.comm, inputs, sequence=sequence, dtype=dtype)
     own = Sequential(layers, whole.shapes[0], dtype, whole.loss)
     options: dict[str, Any] = dict(schedule.parameters)
     pipeline = Pipeline(
@@ -198,7 +199,7 @@ def _layered(model: Model) -> Sequential:
     return model
 
 
-def _parts(config: Config, replicas: int) -> int | None:
+def parts_of_tree(config: Config, replicas: int) -> int | None:
     """Parts of the batches of a step that are added along one tree, None where none are.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpicoll.base import arrays
 from mpicoll.train import optimizers
 from mpicoll.train.config import DTYPES, Config
-from mpicoll.train.models import Model
+from mpicoll.train.models import Model, sums_of
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.registry import STRATEGIES
@@ -115,6 +115,23 @@ def strategy_of(config: Config) -> Strategy:
     """The strategy that a configuration names."""
     found: Strategy = STRATEGIES[config.strategy]
     return found.along(config)
+
+
+def sums_between_ranks(config: Config, model: Model) -> tuple[int, ...]:
+    """Lengths of the sums over the ranks that a model makes in a batch.
+
+    Raises:
+        ValueError: It makes some, and in the run there can be none.
+    """
+    lengths = sums_of(model)
+    if lengths and not strategy_of(config).in_lockstep:
+        parts = "a mesh with pipe or tensor normalises each microbatch by itself"
+        apart = f"strategy {config.strategy} has no step that all ranks compute together"
+        raise ValueError(
+            f"{parts if config.has_parts else apart}, and the model normalises over the batch of "
+            "all: give norm local, or layers BatchNorm(local=True)"
+        )
+    return lengths
 
 
 def slots(config: Config) -> int:
