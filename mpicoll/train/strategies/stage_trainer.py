@@ -142,6 +142,7 @@ class StageTrainer(Training):
         except TrainingError as error:
             raise TrainingError(f"{where}: {error}") from error
         mine = sum(s.end - s.start for s in self._pipeline.spans if not s.task.is_message)
+        mine -= self._pipeline.waited
         computed = self._agreed(where, mine)
         self.number, self.position = self.number + 1, position
         scale = self.scale
