@@ -94,4 +94,3 @@ def test_whole_arrays_have_one_owner_and_one_collective_for_each(rank):
     assert pieces.vectors == [["a"], ["b"], ["d", "e"]]
     assert pieces.lengths() == [4, 3, 6]
     assert pieces.spans == {n: (0, sizes[n] if owners[n] == rank else 0) for n in sizes}
-    assert pieces.longest_own == {0: 4, 1: 6, 2: 0}[rank]

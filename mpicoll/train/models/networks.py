@@ -241,10 +241,12 @@ class Sequential(PushingModel):
         waiting: dict[str, list[Array]] = {}
         for _, _, gradients in steps:
             for full in reversed(gradients):
-                found = waiting.setdefault(full, [])
-                found.append(gradients[full])
-                if len(found) == len(self.holders[full]):
+                waiting.setdefault(full, []).append(gradients[full])
+                if len(waiting[full]) == len(self.holders[full]):
+                    found = waiting.pop(full)
                     push(full, sum(found[1:], start=found[0]))
+                    del found
+            del gradients  # before the next layer's are there
         return float(losses.sum(dtype=np.float64)) / batch.total
 
     def losses_and_outputs(

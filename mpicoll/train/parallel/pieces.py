@@ -141,11 +141,6 @@ class Pieces(Generic[Key]):
         """Elements of the longest of these vectors."""
         return max(self.lengths(), default=0)
 
-    @property
-    def longest_own(self) -> int:
-        """Elements of the longest that are this rank's, when it has been summed."""
-        return max(map(self._own_length, range(len(self._widths))), default=0)
-
     def _own_length(self, index: int) -> int:
         return self._widths[index]
 

@@ -18,6 +18,7 @@ from mpicoll.train.exchange.buckets import default_bucket
 from mpicoll.train.models.flat import Flat
 from mpicoll.train.parallel.agreement import Group
 from mpicoll.train.parallel.layer_weights import LayerWeights, gathers
+from mpicoll.train.parallel.memory import replica
 from mpicoll.train.parallel.piece_sums import PieceSums
 from mpicoll.train.parallel.pieces import MOST, Gathering, Pieces
 from mpicoll.train.parallel.stage import Stage
@@ -49,6 +50,7 @@ class Replicas:
     def __init__(self, stage: Stage, group: Group, dtype: np.dtype) -> None:
         self._stage, self._group, self._dtype = stage, group, dtype
         self.weights = stage.weights
+        self._shapes = {name: array.shape for name, array in stage.parameters.items()}
         self.sums = self._make_sums()
 
     def _make_sums(self) -> Sums:
@@ -89,14 +91,37 @@ class Replicas:
         """What this rank owns of an array like a parameter, of one axis."""
         return whole.reshape(-1)
 
+    def nbytes(self, slots: int) -> dict[str, int]:
+        """Bytes beside the parameters, by what for.
+
+        Args:
+            slots: Arrays of the optimizer for each parameter.
+        """
+        return replica(
+            self._wide.itemsize * self._elements,
+            slots,
+            self._group.data.size,
+            self.owns_pieces,
+            self.sums.nbytes,
+        )
+
     @property
-    def elements(self) -> int:
-        """Of the parameters that a task has at a time: all of the stage, unless it is said."""
-        return self.weights.vector.size
+    def longest_nbytes(self) -> int:
+        """Bytes of the gradients that a layer finds, the most of any."""
+        layers: dict[int, int] = {}
+        for (layer, _), shape in self._stage.uses.items():
+            layers[layer] = layers.get(layer, 0) + prod(shape)
+        return self._wide.itemsize * max(layers.values(), default=0)
 
     def step_nbytes(self) -> dict[str, int]:
-        """Bytes of a step, beside gradients and what is kept, by what for."""
-        return {}
+        """Bytes of a step, beside gradients and what layers keep, by what for."""
+        narrow = self._dtype.itemsize < 4  # layers compute in float32
+        return {"parameters to compute with": 4 * self._elements} if narrow else {}
+
+    @property
+    def _elements(self) -> int:
+        """Of all parameters of the stage."""
+        return sum(prod(shape) for shape in self._shapes.values())
 
     def collectives(self, program: Sequence[Task]) -> list[tuple[str, int]]:
         """Name and bytes of the whole vector of each collective of a step."""
@@ -117,16 +142,21 @@ class OwnedPieces(Replicas):
     def __init__(self, stage: Stage, group: Group, dtype: np.dtype) -> None:
         super().__init__(stage, group, dtype)
         group.data.connect()
-        self._shapes = {name: array.shape for name, array in stage.parameters.items()}
-        self._parameters = self._divided({n: prod(shape) for n, shape in self._shapes.items()})
+        sizes = {name: prod(shape) for name, shape in self._shapes.items()}
+        self._parameters = self._divided(sizes, self._most)
+
+    @property
+    def _most(self) -> int:
+        """Elements that go through a collective together."""
+        item = self._wide.itemsize
+        return default_bucket(item * sum(map(prod, self._stage.uses.values()))) // item
 
     def _make_sums(self) -> Sums:
-        uses, item = self._stage.uses, self._wide.itemsize
-        most = default_bucket(item * sum(map(prod, uses.values()))) // item
+        uses = self._stage.uses
         self._gradients = {
             number: self._divided(
                 {use: prod(uses[use]) for use in sorted(uses, reverse=True) if use[0] in c.numbers},
-                most,
+                self._most,
             )
             for number, c in self._stage.chunks.items()
         }
@@ -158,11 +188,8 @@ class OwnedPieces(Replicas):
         return whole.reshape(-1)[first:last]
 
     def step_nbytes(self) -> dict[str, int]:
-        longest = max(
-            self._parameters.longest,
-            *(pieces.longest + pieces.longest_own for pieces in self._gradients.values()),
-        )
-        return {"exchanged pieces": longest * self._wide.itemsize}
+        longest = max(pieces.longest for pieces in self._gradients.values())
+        return {**super().step_nbytes(), "exchanged pieces": longest * self._wide.itemsize}
 
     def collectives(self, program: Sequence[Task]) -> list[tuple[str, int]]:
         gather, reduce = self._parameters.collectives
@@ -255,20 +282,14 @@ class FreedBetweenSteps(OwnedPieces):
             self._pieces[key] = self._divided({name: prod(self._shapes[name]) for name in key})
         return self._pieces[key]
 
-    @property
-    def elements(self) -> int:
-        return sum(prod(shape) for shape in self._shapes.values())
-
-    @property
-    def _longest_layer(self) -> int:
-        """Elements of the longest layer, as it travels."""
-        every = [own for layers in self._layers.values() for own in layers.values()]
-        return max((sum(self._of_layer(own).lengths()) for own in every), default=0)
-
     def step_nbytes(self) -> dict[str, int]:
-        # Those that are there, and of one layer what travels.
-        gathered = (self.elements + self._longest_layer) * self._item
-        return {**super().step_nbytes(), "gathered parameters": gathered}
+        wide = max(4, self._dtype.itemsize)  # layers of narrow types compute in float32
+        pieces = OwnedPieces.step_nbytes(self)["exchanged pieces"]
+        return {"exchanged pieces": pieces, "gathered parameters": self._gathered_nbytes(wide)}
+
+    def _gathered_nbytes(self, item: int) -> int:
+        """Bytes of gathered parameters in the last backward pass, of so many bytes each."""
+        return self._elements * item
 
     @property
     def _item(self) -> int:
@@ -285,6 +306,8 @@ class FreedBehindLayers(FreedBetweenSteps):
 
     _keep = False
 
-    @property
-    def elements(self) -> int:
-        return self._longest_layer
+    def _gathered_nbytes(self, item: int) -> int:
+        # A layer that is used, and of the next one what travels.
+        every = [own for layers in self._layers.values() for own in layers.values()]
+        longest = max((sum(self._of_layer(own).lengths()) for own in every), default=0)
+        return longest * (item + self._item)

@@ -9,6 +9,7 @@ from mpicoll.train.models.flat import Flat
 from mpicoll.train.parallel.memory import replica
 from mpicoll.train.parallel.replicas import OwnedPieces
 from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.lockstep import Trainer
 from mpicoll.train.strategies.meshed import Meshed, require_one_update
 from mpicoll.train.strategies.mixing import Mixing
@@ -30,8 +31,9 @@ class AllReduce(Strategy):
     def along(self, config: Config) -> Strategy:
         return Meshed() if config.has_parts else self
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Gradients, optimizer, and what sums and mixtures are made in."""
+        weights = holding.weights
         size, count = weights.vector.nbytes, weights.vector.size
         needed = replica(size, slots(config), ranks, self._sharded)
         if config.invariant is not None:
@@ -92,11 +94,11 @@ class Zero1(AllReduce):
     def along(self, config: Config) -> Strategy:
         return Meshed(OwnedPieces) if config.has_parts else self
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """As of all-reduce; with copies of two steps and two ranks, if a rank may die."""
-        needed = super().memory(config, rank, ranks, weights)
+        needed = super().memory(config, rank, ranks, holding)
         if config.survive:
-            part = -(-weights.vector.nbytes // ranks)
+            part = -(-holding.weights.vector.nbytes // ranks)
             needed["copies of parts"] = 4 * (1 + slots(config)) * part
         return needed
 

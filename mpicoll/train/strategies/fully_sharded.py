@@ -118,14 +118,14 @@ class FullySharded(Strategy):
         options = config.gather, 1, config.keep_gathered, narrow
         return ShardHolding.of(Drawn(model, config.seed), workers, options, model)
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
-        size = weights.vector.nbytes
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
+        size = holding.weights.vector.nbytes
         needed = {"gradients": size, "optimizer": slots(config) * size}
         if config.survive:
             needed["copies of parts"] = 4 * (1 + slots(config)) * size
         return needed
 
-    def found(self, weights: Flat) -> int:
+    def found(self, model: Model, holding: Holding) -> int:
         return 0  # it is among the gradients of a layer, in `passes`
 
     def passes(

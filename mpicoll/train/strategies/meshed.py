@@ -14,7 +14,6 @@ import numpy as np
 from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
 from mpicoll.train.models import Model, Sequential
-from mpicoll.train.models.flat import Flat
 from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.mesh import Mesh, count_replicas
 from mpicoll.train.parallel.parts import Parts
@@ -69,16 +68,17 @@ class Meshed(Strategy):
     def __init__(self, replicas: type[Replicas] = Replicas) -> None:
         self._replicas = replicas
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Gradients and optimizer of the rank's own parameters."""
-        size, axes = weights.vector.nbytes, config.axes
-        owned = size
-        if self._replicas.owns_pieces and self._replicas.keeps_whole:
-            owned = -(-size // (ranks // (axes["pipe"] * axes["tensor"])))
-        needed = {"gradients": size, "optimizer": slots(config) * owned}
+        assert isinstance(holding, Stages)
+        needed = holding.pipeline.replicas.nbytes(slots(config))
         if config.survive:
-            needed["the step before"] = (1 + slots(config)) * size
+            needed["the step before"] = (1 + slots(config)) * holding.weights.vector.nbytes
         return needed
+
+    def found(self, model: Model, holding: Holding) -> int:
+        assert isinstance(holding, Stages)
+        return holding.pipeline.replicas.longest_nbytes
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding
@@ -86,13 +86,7 @@ class Meshed(Strategy):
         """Of the microbatches that a stage holds, by the order of computation."""
         assert isinstance(holding, Stages)
         needed = holding.pipeline.memory(config.batch * config.accumulate)
-        replicas = holding.pipeline.replicas
-        needed["sums"] = holding.pipeline.gradients_nbytes - holding.weights.vector.nbytes
-        if config.is_narrow:  # there layers compute in float32
-            needed["parameters to compute with"] = 4 * replicas.elements
-        for what, size in replicas.step_nbytes().items():
-            needed[what] = size
-        return needed
+        return needed | holding.pipeline.replicas.step_nbytes()
 
     def is_exact(self, config: Config) -> bool:
         return False  # no rank has all parameters to compare
