@@ -45,6 +45,9 @@ CASES = [
 if P == 4:
     CASES.append({"mesh": "data=2,tensor=2", "strategy": "fsdp", "keep_gathered": True})
     CASES.append({"mesh": "data=2,pipe=2", "strategy": "fsdp", "dtype": "bfloat16"})
+    CASES.append({"mesh": "data=2,pipe=2", "strategy": "fsdp", "gather": "broadcast"})
+    CASES.append({"mesh": "data=2,pipe=2", "strategy": "local_sgd"})
+    CASES.append({"mesh": "data=2,tensor=2", "strategy": "gossip"})
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: " ".join(map(str, o.values())))
@@ -74,4 +77,4 @@ def test_the_estimate_is_near_the_peak(comm, monkeypatch, options):
     for rank, (own, needs, has) in enumerate(every):
         estimate = sum(needs.values()) + has["parameters"]
         assert own >= 10e6
-        assert 0.98 <= estimate / own <= 1.1, (rank, estimate / own, own, needs, has)
+        assert 0.95 <= estimate / own <= 1.1, (rank, estimate / own, own, needs, has)

@@ -24,7 +24,7 @@ from mpicoll.train.parallel.communication import Call, of_step
 from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
-from mpicoll.train.parallel.replicas import Replicas
+from mpicoll.train.parallel.replicas import MakeReplicas, Replicas
 from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled
 from mpicoll.train.parallel.sums import totals
@@ -98,7 +98,7 @@ class Pipeline:
         invariant: int | None = None,
         seed: int = 0,
         algorithm: str | None = None,
-        replicas: type[Replicas] = Replicas,
+        replicas: MakeReplicas = Replicas,
         **options: int,
     ) -> None:
         self._mesh, refused = mesh, None
@@ -296,7 +296,8 @@ class Pipeline:
         Raises:
             TrainingError: It differs; names parameter and ranks.
         """
-        self._group.compare(self.parameters, not self.replicas.keeps_whole)
+        replicas = self.replicas
+        self._group.compare(self.parameters, not (replicas.keeps_whole and replicas.are_alike))
 
     @contextmanager
     def traced(self, path: str | Path | None = None) -> Iterator[Timeline]:

@@ -7,9 +7,9 @@ parameters the pieces alone between steps (stage 3).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -20,10 +20,12 @@ from mpicoll.train.parallel.agreement import Group
 from mpicoll.train.parallel.layer_weights import LayerWeights, gathers
 from mpicoll.train.parallel.memory import replica
 from mpicoll.train.parallel.piece_sums import PieceSums
-from mpicoll.train.parallel.pieces import MOST, Gathering, Pieces
+from mpicoll.train.parallel.pieces import MOST, Gathering, Pieces, WholeArrays
 from mpicoll.train.parallel.stage import Stage
 from mpicoll.train.parallel.sums import Sums, Use
+from mpicoll.train.parallel.units import GATHERS
 from mpicoll.train.parallel.weights import Weights
+from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.step.tasks import Task
 
 Key = TypeVar("Key", bound=Hashable)
@@ -39,13 +41,14 @@ class Replicas:
 
     Attributes:
         owns_pieces: Whether each updates a piece of every parameter; otherwise all of it.
+        are_alike: Whether all have the same parameters between steps.
         keeps_whole: Whether each has whole parameters between steps.
         weights: The parameters, as they are kept between steps: whole, or this rank's pieces, each
             of one axis.
         sums: Where gradients of this rank are added up.
     """
 
-    owns_pieces, keeps_whole = False, True
+    owns_pieces, keeps_whole, are_alike = False, True, True
 
     def __init__(self, stage: Stage, group: Group, dtype: np.dtype) -> None:
         self._stage, self._group, self._dtype = stage, group, dtype
@@ -61,6 +64,11 @@ class Replicas:
     def _wide(self) -> np.dtype:
         """Type in which parameters are kept."""
         return np.promote_types(self._dtype, np.float32)
+
+    @property
+    def workers(self) -> Workers:
+        """All of them."""
+        return self._group.data
 
     def owned(self) -> dict[str, tuple[Array, int, int]]:
         """Of each parameter what this rank updates, of one axis, and where it is in `weights`."""
@@ -128,6 +136,18 @@ class Replicas:
         length = sum(prod(shape) for shape in self._stage.uses.values())
         nbytes = length * self.weights.vector.itemsize
         return [self._group.sum_of_replicas(nbytes)] if length else []
+
+
+class Apart(Replicas):
+    """Each has parameters of its own, and updates them by its own part of a batch."""
+
+    are_alike = False
+
+    def summed(self) -> Mapping[Use, Array]:
+        return self.sums.uses
+
+    def collectives(self, program: Sequence[Task]) -> list[tuple[str, int]]:
+        return []
 
 
 class OwnedPieces(Replicas):
@@ -240,13 +260,21 @@ class FreedBetweenSteps(OwnedPieces):
 
     They are gathered in the type to compute in, while the layer before is computed, and freed
     behind the last task.
+
+    Args:
+        stage, group, dtype: As of `Replicas`.
+        gather: What a replica owns: an even part of every array ("all"), or all of some layers
+            ("broadcast").
     """
 
     keeps_whole = False
     #: Whether gathered parameters stay to the end of the step.
     _keep = True
 
-    def __init__(self, stage: Stage, group: Group, dtype: np.dtype) -> None:
+    def __init__(
+        self, stage: Stage, group: Group, dtype: np.dtype, gather: str = GATHERS[0]
+    ) -> None:
+        self._by_layers = gather == "broadcast"
         super().__init__(stage, group, dtype)
         own = {name: piece for name, (piece, _, _) in super().owned().items()}
         out = None if own else np.zeros(0, self._wide)
@@ -263,6 +291,22 @@ class FreedBetweenSteps(OwnedPieces):
 
     def changed(self) -> None:
         """Nothing is gathered before the next step."""
+
+    def _divided(self, sizes: Mapping[Key, int], most: int = MOST) -> Pieces[Key]:
+        if not self._by_layers:
+            return super()._divided(sizes, most)
+        count = self._group.data.size
+        names = {key: key if isinstance(key, str) else cast("Use", key)[1] for key in sizes}
+        owners = {key: self._stage.units[name] % count for key, name in names.items()}
+        return WholeArrays(sizes, self._group.data, owners, most)
+
+    def nbytes(self, slots: int) -> dict[str, int]:
+        found = super().nbytes(slots)
+        if self._by_layers:
+            found["optimizer"] = slots * self.weights.vector.nbytes
+            every = [span for pieces in self._gradients.values() for span in pieces.spans.values()]
+            found["sums"] = self._wide.itemsize * sum(end - start for start, end in every)
+        return found
 
     def versions(self, program: Sequence[Task]) -> Weights:
         given = self._layers, self._stage.buffers, self._dtype, program, self._keep
@@ -311,3 +355,7 @@ class FreedBehindLayers(FreedBetweenSteps):
         every = [own for layers in self._layers.values() for own in layers.values()]
         longest = max((sum(self._of_layer(own).lengths()) for own in every), default=0)
         return longest * (item + self._item)
+
+
+#: Makes what the replicas of a stage have.
+MakeReplicas = Callable[[Stage, Group, np.dtype], Replicas]

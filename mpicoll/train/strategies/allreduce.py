@@ -39,14 +39,14 @@ class AllReduce(Strategy):
         if config.invariant is not None:
             own = tree.shards_of(rank, ranks, config.invariant)
             needed["gradients"] = tree.slots(tree.program(own, config.invariant)) * size
-        sums = self._sums(config, rank, ranks, weights)
+        sums = self.sums(config, rank, ranks, weights)
         if sums:
             needed["sums"] = sums
         if config.is_narrow:
             needed[f"parameters in {config.dtype}"] = 2 * count
         return needed
 
-    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
+    def sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
         """Bytes in which sums are made, beside the gradients."""
         size, count = weights.vector.nbytes, weights.vector.size
         codec = wire.codec(config.wire)
@@ -70,14 +70,14 @@ class AllReduce(Strategy):
         return f"{config.strategy} by {by}{format_}"
 
     def make(self, setup: Setup) -> Trainer:
-        mixing = self._mixing(setup.config, setup.workers)
+        mixing = self.mixing(setup.config, setup.workers)
         return Trainer(setup, self._transfers(setup.config), self._sharded, mixing)
 
     def _transfers(self, config: Config) -> MakeTransfer:
         """What makes the transfer of a bucket of gradients."""
         return transfers.summing(wire.codec(config.wire), config.invariant)
 
-    def _mixing(self, config: Config, workers: Workers) -> Mixing | None:
+    def mixing(self, config: Config, workers: Workers) -> Mixing | None:
         """What happens to parameters, None if they are the same on all ranks."""
         return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,8 @@ class FullySharded(Strategy):
             return self
         # Every microbatch of a stage would gather its layers again.
         once = config.keep_gathered or config.axes["pipe"] > 1
-        return Meshed(FreedBetweenSteps if once else FreedBehindLayers)
+        made = FreedBetweenSteps if once else FreedBehindLayers
+        return Meshed(partial(made, gather=config.gather))
 
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)

@@ -18,7 +18,7 @@ from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.mesh import Mesh, count_replicas
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
-from mpicoll.train.parallel.replicas import Replicas
+from mpicoll.train.parallel.replicas import MakeReplicas, Replicas
 from mpicoll.train.parallel.shards import shard
 from mpicoll.train.ranks.workers import TrainingError, Workers, together
 from mpicoll.train.strategies.holding import Form, Holding
@@ -65,7 +65,7 @@ class Meshed(Strategy):
         replicas: What each replica has of the parameters of its stage.
     """
 
-    def __init__(self, replicas: type[Replicas] = Replicas) -> None:
+    def __init__(self, replicas: MakeReplicas = Replicas) -> None:
         self._replicas = replicas
 
     def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
@@ -94,7 +94,8 @@ class Meshed(Strategy):
     def describe(self, config: Config) -> str:
         """The mesh, and the order of computation where there are stages."""
         axes = config.axes
-        found = f"{config.strategy}, mesh {config.mesh}"
+        whole = " by broadcast" if config.gather == "broadcast" else ""
+        found = f"{config.strategy}{whole}, mesh {config.mesh}"
         if axes["pipe"] == 1:
             return found
         schedule = config.step_schedule
@@ -127,7 +128,7 @@ class Meshed(Strategy):
 
 
 def require_one_update(config: Config) -> None:
-    """Refuse orders of a pipeline that update whole parameters, where replicas own pieces.
+    """Refuse orders of a pipeline that update parameters within a step.
 
     Raises:
         ValueError: It is one.
@@ -135,7 +136,7 @@ def require_one_update(config: Config) -> None:
     order = config.step_schedule.order
     if config.has_parts and order.updates:
         raise ValueError(
-            f"strategy {config.strategy} updates pieces of parameters at the end of a step, and "
+            f"strategy {config.strategy} changes parameters at the end of a step, and "
             f"pipeline_schedule {order.name} updates all of them within it: give strategy "
             "allreduce, or pipeline_schedule 1f1b"
         )
@@ -146,7 +147,7 @@ def _stages(
     mesh: Mesh,
     whole: Sequential,
     invariant: int | None,
-    replicas: type[Replicas],
+    replicas: MakeReplicas,
 ) -> Stages:
     """What this rank has of a model; collective.
 
