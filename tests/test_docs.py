@@ -248,6 +248,17 @@ def test_the_page_of_ways_to_train_shows_what_was_recorded(tmp_path):
     assert re.search(r"cross between \d+ and \d+ Mbit/s", parts["inter_intra_crossing.inc"])
 
 
+def test_the_pages_of_sharding_show_what_was_recorded():
+    parts = module("sharding_figures").pages()
+    shown = [re.findall(r"include:: generated/(\S+)", page(name)) for name in ("sharded", "tensor")]
+    assert shown == [["fsdp_steps.inc"], ["tensor_steps.inc"]]
+    found = module("training_figures").lines("sharding")
+    assert {line["case"] for line in found} == {"fsdp", "tensor"}
+    for size in {line["size"] for line in found if line["case"] == "tensor"}:
+        assert f"* - {size}\n" in parts["tensor_steps.inc"]
+    assert all("95 % intervals" in text for text in parts.values())
+
+
 def test_the_picture_of_growth():
     growth = module("growth")
     sizes = [1 << k for k in range(1, 7)]
