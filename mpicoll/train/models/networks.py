@@ -17,18 +17,9 @@ from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.chunks import Chunk
 from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.images import Convolution, MaxPool
-from mpicoll.train.models.layers import (
-    Dense,
-    Dropout,
-    Gelu,
-    Layer,
-    ReLU,
-    Reshape,
-    Residual,
-    held,
-    shapes_of,
-)
+from mpicoll.train.models.layers import Dense, Layer, Residual, held, shapes_of
 from mpicoll.train.models.losses import CrossEntropy, Loss
+from mpicoll.train.models.pointwise import Dropout, Gelu, ReLU, Reshape
 from mpicoll.train.models.precision import computing
 from mpicoll.train.models.sequences import (
     Attention,
