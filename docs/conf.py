@@ -41,6 +41,7 @@ import profile_costs  # noqa: E402
 import record_tables  # noqa: E402
 import rooms  # noqa: E402
 import search_figures  # noqa: E402
+import sharding_figures  # noqa: E402
 import synthesis_figures  # noqa: E402
 import training_figures  # noqa: E402
 from sphinx.pycode import ModuleAnalyzer  # noqa: E402
@@ -90,7 +91,7 @@ def generate(app: Any) -> None:
     texts = {**tables, **drawn_rooms, "command.inc": command.reference()}
     texts |= {**synthesis_figures.session(), **pipeline_figures.pages(), **plan_figures.pages()}
     texts |= {**mesh_tables.pages(), **search_figures.pages(), **inter_intra_figures.pages()}
-    texts |= record_tables.pages()
+    texts |= {**record_tables.pages(), **sharding_figures.pages()}
     plots = [*measured.draw(GENERATED), *training_figures.draw(GENERATED)]
     plots += [*home.draw(GENERATED), *inter_intra_figures.draw(GENERATED)]
     plots += [*synthesis_figures.draw(GENERATED), *pipeline_figures.draw(GENERATED)]

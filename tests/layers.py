@@ -98,8 +98,8 @@ ORDER = {
         "augment numpy_files idx_files targets > draws batch rows sampler"
     ),
     "mpicoll.train.parallel": (
-        "__init__ > pipeline > communication > runner memory > replicas > "
-        "timeline checks agreement > executor > stage layer_weights > "
+        "__init__ > pipeline > communication > runner > replicas > memory > "
+        "timeline checks agreement > executor > stage layer_weights piece_sums > "
         "weights sums wires > mesh stages layer_times > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered pieces > units conjugate > placements traffic"

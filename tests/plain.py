@@ -17,8 +17,9 @@ class Plain(Strategy):
         if config.clip is not None:
             raise ValueError("strategy plain does not take clip: leave it out")
 
-    def memory(self, config, rank, ranks, weights):
-        return {"gradients": weights.vector.nbytes, "optimizer": weights.vector.nbytes}
+    def memory(self, config, rank, ranks, holding):
+        nbytes = holding.weights.vector.nbytes
+        return {"gradients": nbytes, "optimizer": nbytes}
 
     def describe(self, config):
         return "plain sums"

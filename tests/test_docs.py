@@ -62,7 +62,7 @@ def test_every_page_has_a_title():
 
 def test_the_home_page_has_six_groups_and_every_page_is_in_one():
     text = (DOCS / "index.rst").read_text()
-    shown, _, trees = text.partition(".. toctree::")
+    shown = text.partition(".. toctree::")[0]
     groups = re.findall(r"^(.+)\n-{3,}$", shown, re.MULTILINE)
     assert groups == [
         "Ten lines",
@@ -261,6 +261,17 @@ def test_the_page_of_ways_to_train_shows_what_was_recorded(tmp_path):
     assert re.search(
         r"up to \d+ Mbit/s, tensor parallelism from \d+", parts["inter_intra_crossing.inc"]
     )
+
+
+def test_the_pages_of_sharding_show_what_was_recorded():
+    parts = module("sharding_figures").pages()
+    shown = [re.findall(r"include:: generated/(\S+)", page(name)) for name in ("sharded", "tensor")]
+    assert shown == [["fsdp_steps.inc"], ["tensor_steps.inc"]]
+    found = module("training_figures").lines("sharding")
+    assert {line["case"] for line in found} == {"fsdp", "tensor"}
+    for size in {line["size"] for line in found if line["case"] == "tensor"}:
+        assert f"* - {size}\n" in parts["tensor_steps.inc"]
+    assert all("95 % intervals" in text for text in parts.values())
 
 
 def test_the_picture_of_growth():

@@ -55,7 +55,6 @@ _SHARED: dict[str, tuple[object, ...]] = {
     "deterministic": (False,),
     "device": ("cpu",),
     "bucket": (None,),
-    "gather": ("all",),
 }
 #: What options, and axes of the mesh, go together with; `mpicoll.train.registry` says with which
 #: strategies.

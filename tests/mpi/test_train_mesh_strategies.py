@@ -59,7 +59,11 @@ def test_zero1_fsdp_and_all_reduce_have_equal_bits_in_rank_order(comm, folder, n
     options = {"mesh": mesh, "algorithm": "linear", "check_every": 3}
     options["accumulate"] = 1 if name == "normed" else 2
     expected, whole, facts = learnt(comm, folder / "allreduce", name, **options)
-    others = [{"strategy": "zero1"}, {"strategy": "fsdp"}]
+    others = [
+        {"strategy": "zero1"},
+        {"strategy": "fsdp"},
+        {"strategy": "fsdp", "gather": "broadcast"},
+    ]
     if "pipe" not in mesh:  # there it is so without
         others.append({"strategy": "fsdp", "keep_gathered": True})
     for number, strategy in enumerate(others):
@@ -183,6 +187,19 @@ def test_what_fails_on_one_rank_fails_on_all(comm, strategy):
         run(config, comm, dataset=PROBLEMS["plain"][1](), model=model)
 
 
+@pytest.mark.skipif(P != 4, reason="two replicas of two ranks")
+def test_layers_have_one_owner_each_where_they_are_broadcast(comm):
+    """Unit u of the model is that of replica u mod N, on all stages."""
+    options = {"mesh": "data=2,pipe=2", "strategy": "fsdp", "gather": "broadcast", "steps": 1}
+    found = run(Config(**{**BASE, **options}), comm, dataset=clouds(), model=plain())
+    own = {name: array.size for name, array in found.parameters.items() if array.size}
+    every = comm.allgather(own)
+    units = sorted(n.partition(".")[0] for n in plain().parameter_shapes if "weight" in n)
+    for name, shape in plain().parameter_shapes.items():
+        [owner] = [rank for rank, theirs in enumerate(every) if theirs.get(name) == prod(shape)]
+        assert owner % 2 == units.index(name.partition(".")[0]) % 2
+
+
 def test_between_steps_a_rank_has_its_pieces_alone(comm):
     seen = []
     config = Config(**{**BASE, "mesh": MESHES[P][0], "strategy": "fsdp", "steps": 3})
@@ -206,13 +223,15 @@ def test_between_steps_a_rank_has_its_pieces_alone(comm):
     )
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "zero1", "fsdp"])
+@pytest.mark.parametrize("strategy", ["allreduce", "zero1", "fsdp", "fsdp by broadcast"])
 @pytest.mark.parametrize("mesh", ["data=2,pipe=2", "data=2,tensor=2", "pipe=2,tensor=2"])
 @pytest.mark.skipif(P != 4, reason="two axes of two ranks")
 def test_what_a_step_sends_is_what_is_counted(comm, events, mesh, strategy):
     """By axis: collectives of two ranks, but those of one number that ask who has failed."""
+    strategy, _, gather = strategy.partition(" by ")
     recompute = "pipe" in mesh
     options = {"mesh": mesh, "strategy": strategy, "clip": None, "recompute": recompute}
+    options["gather"] = gather or "all"
     config = Config(**{**BASE, **options, "algorithm": "linear"})
     setup, _ = preparation.prepare(config, comm, preparation.Given(sentences(), decoder()))
     training = strategy_of(config).make(setup)

@@ -31,7 +31,7 @@ def test_one_process_sends_nothing(schedule):
     shapes = [prod(shape) for shape in model.parameter_shapes.values()]
     # Were there replicas: the shared vectors count for each of the layers that have them.
     shared = prod(model.parameter_shapes["embedding.weight"])
-    assert pipeline.replicas.collectives({}) == [("allreduce", 4 * (sum(shapes) + shared))]
+    assert pipeline.replicas.collectives([]) == [("allreduce", 4 * (sum(shapes) + shared))]
 
 
 def test_words():

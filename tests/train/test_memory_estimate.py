@@ -89,7 +89,7 @@ def grown(name):
         while not ended.wait(0.002):
             seen.append(anonymous())
 
-    watching = threading.Thread(target=watch)
+    watching = threading.Thread(target=watch, daemon=True)  # ends with a run that fails
     watching.start()
     run(Config(steps=4, epochs=4, **config), dataset=data)
     ended.set()

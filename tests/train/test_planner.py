@@ -64,7 +64,6 @@ def problem(seed: int) -> tuple[Problem, list[Candidate]]:
             working * samples,
             waiting * samples,
             weights // tensor,
-            weights // tensor // 2,
             first,
             cuts if tensor > 1 else np.ones(count + 1, bool),
         )

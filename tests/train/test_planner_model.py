@@ -357,7 +357,6 @@ def test_a_thousand_layers_on_64_ranks() -> None:
             edges[1:] * samples,
             edges[1:] * samples,
             weights // tensor,
-            weights // tensor,
             np.arange(count),
             np.ones(count + 1, bool),
         )

@@ -32,9 +32,9 @@ def estimate(config: Config, rank: int, ranks: int, model: Model, holding: Holdi
         model: The model; activations are counted if it has `activations(samples)`.
         holding: The rank's parameters.
     """
-    strategy, weights = strategy_of(config), holding.weights
-    needed = strategy.memory(config, rank, ranks, weights)
-    needed["gradients"] += strategy.found(weights)
+    strategy = strategy_of(config)
+    needed = strategy.memory(config, rank, ranks, holding)
+    needed["gradients"] += strategy.found(model, holding)
     return needed | strategy.passes(config, rank, ranks, model, holding)
 
 

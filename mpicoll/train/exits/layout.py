@@ -14,8 +14,9 @@ import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.models.exits import EarlyExits
-from mpicoll.train.models.layers import Layer, Reshape
+from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.parts import Aggregate, Binarize, EachPart, Split
+from mpicoll.train.models.pointwise import Reshape
 
 
 class Tier(NamedTuple):

@@ -6,7 +6,7 @@ A layer holds no arrays: parameters and what ``forward`` remembers are passed in
 from mpicoll.train.models.batch_norm import BatchNorm
 from mpicoll.train.models.exits import EarlyExits, Exit
 from mpicoll.train.models.images import AveragePool, Convolution, MaxPool
-from mpicoll.train.models.layers import Dense, Dropout, Gelu, Layer, ReLU, Reshape, Residual
+from mpicoll.train.models.layers import Dense, Layer, Residual
 from mpicoll.train.models.losses import CrossEntropy, Loss, SquaredError
 from mpicoll.train.models.measures import Accuracy, Measure, RSquared
 from mpicoll.train.models.networks import (
@@ -22,6 +22,7 @@ from mpicoll.train.models.networks import (
     transformer,
 )
 from mpicoll.train.models.parts import Aggregate, Binarize, EachPart, Split
+from mpicoll.train.models.pointwise import Dropout, Gelu, ReLU, Reshape
 from mpicoll.train.models.resnets import resnet
 from mpicoll.train.models.sequences import (
     Attention,

@@ -99,6 +99,7 @@ class Chunk:
             if index == 0:
                 self.layers[0].settle()
             yield Slopes(self.numbers[index], error, self._named(index, gradients))
+            del gradients  # before the next layer's are there
 
     def backward_input(
         self,
@@ -132,6 +133,7 @@ class Chunk:
             if index == 0:
                 self.layers[0].settle()
             yield Slopes(self.numbers[index], None, self._named(index, gradients))
+            del gradients  # before the next layer's are there
 
     def _is_first(self, index: int) -> bool:
         return self.numbers[index] == 0

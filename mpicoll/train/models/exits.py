@@ -17,9 +17,10 @@ from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.chunks import Chunk
 from mpicoll.train.models.flat import Parameters
-from mpicoll.train.models.layers import Layer, Reshape, Shape
+from mpicoll.train.models.layers import Layer, Shape
 from mpicoll.train.models.losses import Loss
 from mpicoll.train.models.networks import Push, Sequential
+from mpicoll.train.models.pointwise import Reshape
 from mpicoll.train.models.precision import Rounding, computing
 
 

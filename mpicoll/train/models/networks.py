@@ -17,18 +17,9 @@ from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.chunks import Chunk
 from mpicoll.train.models.flat import Parameters, require_names
 from mpicoll.train.models.images import Convolution, MaxPool
-from mpicoll.train.models.layers import (
-    Dense,
-    Dropout,
-    Gelu,
-    Layer,
-    ReLU,
-    Reshape,
-    Residual,
-    held,
-    shapes_of,
-)
+from mpicoll.train.models.layers import Dense, Layer, Residual, held, shapes_of
 from mpicoll.train.models.losses import CrossEntropy, Loss
+from mpicoll.train.models.pointwise import Dropout, Gelu, ReLU, Reshape
 from mpicoll.train.models.precision import computing
 from mpicoll.train.models.sequences import (
     Attention,
@@ -241,10 +232,12 @@ class Sequential(PushingModel):
         waiting: dict[str, list[Array]] = {}
         for _, _, gradients in steps:
             for full in reversed(gradients):
-                found = waiting.setdefault(full, [])
-                found.append(gradients[full])
-                if len(found) == len(self.holders[full]):
+                waiting.setdefault(full, []).append(gradients[full])
+                if len(waiting[full]) == len(self.holders[full]):
+                    found = waiting.pop(full)
                     push(full, sum(found[1:], start=found[0]))
+                    del found
+            del gradients  # before the next layer's are there
         return float(losses.sum(dtype=np.float64)) / batch.total
 
     def losses_and_outputs(

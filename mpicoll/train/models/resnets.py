@@ -6,8 +6,9 @@ from math import prod
 
 from mpicoll.train.models.batch_norm import BatchNorm
 from mpicoll.train.models.images import AveragePool, Convolution, MaxPool
-from mpicoll.train.models.layers import Dense, Dropout, Layer, ReLU, Reshape, Residual
+from mpicoll.train.models.layers import Dense, Layer, Residual
 from mpicoll.train.models.networks import Sequential
+from mpicoll.train.models.pointwise import Dropout, ReLU, Reshape
 
 
 def resnet(

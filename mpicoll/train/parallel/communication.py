@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
@@ -71,8 +70,7 @@ def of_step(
     lengths = [part(batch, group.count, index)[1] for index in group.parts]
     found, program = [], schedule.programs[stage.rank]
     if data > 1:
-        tasks = Counter(task.chunk for task in program if not task.is_message)
-        found += [Call("data", *call, data) for call in replicas.collectives(tasks)]
+        found += [Call("data", *call, data) for call in replicas.collectives(program)]
     for task in program:
         if task.kind in SENDS:
             values = lengths[task.microbatch] * prod(model.shapes[starts[task.chunk]])

@@ -140,7 +140,6 @@ class Executor:
         self._kept: dict[tuple[int, int], _Held] = {}
         self._lost: set[int] = set()  # microbatches that have failed here or elsewhere
         self.samples = sum(len(batch.samples) for batch in batches)
-        self._poll: Callable[[], object] = (lambda: None) if wires is None else wires.poll
         self._doing: dict[str, Callable[[Task, Array | None], None]] = {
             "F": self._forward,
             "R": self._forward_again,
@@ -230,6 +229,14 @@ class Executor:
             self._update_weights(task)
         else:
             self._weights.done(task)
+            if self._sums is not None:
+                self._sums.done(task)
+
+    def _poll(self) -> None:
+        """Move on, between two layers, what is under way."""
+        for moving in (self._weights, self._wires, self._sums):
+            if moving is not None:
+                moving.poll()
 
     def _taken(self, task: Task) -> Array | None:
         """What a task is given by the chunk before, or on the way back by the one behind."""
@@ -351,6 +358,7 @@ class Executor:
         for slopes in chunk.backward(parameters, held.memories, error, rounded):
             self._add(task, slopes)
             error = slopes.error
+            del slopes  # before the next layer's are there
         self._hand_on(task, error)
 
     def _backward_input(self, task: Task, given: Array | None) -> None:
@@ -374,6 +382,7 @@ class Executor:
         chunk = self._plan.chunks[task.chunk]
         for slopes in chunk.backward_weight(parameters, held.memories, held.kept):
             self._add(task, slopes)
+            del slopes  # before the next layer's are there
 
     def _add(self, task: Task, slopes: Slopes) -> None:
         assert self._sums is not None

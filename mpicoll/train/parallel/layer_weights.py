@@ -1,9 +1,12 @@
-"""Parameters that are gathered layer by layer, from the pieces of all replicas, in each task."""
+"""Parameters that are gathered layer by layer, from the pieces of all replicas, ahead of need."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 
@@ -13,69 +16,133 @@ from mpicoll.train.models.precision import Rounding, computing
 from mpicoll.train.parallel.weights import Weights
 from mpicoll.train.step.tasks import Task
 
-#: Gathers the parameters of a layer, of the type to compute in; collective among replicas.
-Gather = Callable[[int], dict[str, Array]]
+
+class Coming(Protocol):
+    """Parameters of a layer that are being gathered."""
+
+    def Test(self) -> object:
+        """Make progress."""
+
+    def finish(self) -> dict[str, Array]:
+        """Wait; they are of the type to compute in."""
+
+
+#: Begins to gather parameters, by layer and names; collective among replicas.
+Start = Callable[[int, Sequence[str]], Coming]
 
 
 class LayerWeights(Weights):
-    """At most one layer's parameters are there at a time.
+    """One layer's parameters are gathered while those of the one before are used.
 
     All replicas have the same program, and each task makes all its gathers in the order of its
     layers: those that a failed task has not made, `done` makes.
 
     Args:
-        gather: Gathers a layer.
-        layers: Numbers of the layers with parameters, ascending, of each chunk.
+        start: Begins to gather a layer.
+        layers: Numbers and parameters of the layers with any, ascending, of each chunk.
         buffers: By name.
         dtype: Type to compute in.
+        program: The tasks of a step.
+        keep: Whether parameters stay to the end, once they are there.
+
+    Attributes:
+        waited: Seconds in which this rank has waited for layers.
     """
 
     def __init__(
         self,
-        gather: Gather,
-        layers: Mapping[int, Sequence[int]],
+        start: Start,
+        layers: Mapping[int, Mapping[int, Sequence[str]]],
         buffers: Mapping[str, Array],
         dtype: np.dtype,
+        program: Sequence[Task],
+        keep: bool,
     ) -> None:
-        self._gather, self._layers = gather, layers
-        self._buffers, self._dtype = buffers, dtype
-        self._task: Task | None = None
-        self._own = _Own(buffers, self._next)
-        self._coming: deque[int] = deque()
-        self.most = 1
+        self._start, self._dtype, self._keep = start, dtype, keep
+        tasks = [task for task in program if not task.is_message]
+        names = gathers(tasks, layers, keep)
+        #: Of each task to come, how many gathers it makes.
+        self._counts = deque(map(len, names))
+        self._next = deque(use for own in names for use in own)
+        self._flying: deque[Coming] = deque()
+        self._due: int | None = None  # of the task under way
+        self._own = _Own(buffers, self._take)
+        self.most, self.waited = 1, 0.0
+        self._start_ahead()
 
     def of(self, task: Task) -> tuple[Parameters, Rounding]:
-        self._begin(task)
+        self._begin()
         _, rounded = computing({}, self._dtype)
         return self._own, rounded
 
     def done(self, task: Task) -> None:
-        self._begin(task)
-        while self._coming:
-            self._next()
-        self._own.arrays, self._task = {}, None
+        self._begin()
+        while self._due:
+            self._take()
+        self._counts.popleft()
+        self._due = None
+        if not self._keep:
+            self._own.arrays = {}
+
+    def poll(self) -> None:
+        for coming in self._flying:
+            coming.Test()
 
     def close(self) -> None:
-        """Nothing is there between tasks."""
+        self._own.arrays = {}
 
-    def _begin(self, task: Task) -> None:
-        if self._task != task:
-            self._task = task
-            order = self._layers[task.chunk]
-            self._coming = deque(order if task.kind in "FR" else reversed(order))
+    def _begin(self) -> None:
+        if self._due is None:
+            self._due = self._counts[0]
 
-    def _next(self) -> None:
-        self._own.arrays = {}  # before the next ones are there
-        found = self._gather(self._coming[0])
-        self._coming.popleft()  # if there was no memory for it, `done` makes this gather
-        self._own.arrays = dict(computing(found, self._dtype)[0])
+    def _take(self) -> None:
+        """The next layer of this task is there, and another one begun."""
+        assert self._due, "the task asks for parameters of its layers, in their order"
+        if not self._keep:
+            self._own.arrays = {}  # before the next ones are there
+        self._start_next()  # unless it was begun before
+        asked = time.perf_counter()
+        found = self._flying[0].finish()
+        self.waited += time.perf_counter() - asked
+        self._flying.popleft()
+        self._due -= 1
+        self._own.arrays |= computing(found, self._dtype)[0]
+        self._start_ahead()
+
+    def _start_ahead(self) -> None:
+        # If there is no memory for it yet, `_take` begins it.
+        with suppress(MemoryError):
+            self._start_next()
+
+    def _start_next(self) -> None:
+        if self._next and not self._flying:
+            self._flying.append(self._start(*self._next[0]))
+            self._next.popleft()
+
+
+def gathers(
+    tasks: Sequence[Task], layers: Mapping[int, Mapping[int, Sequence[str]]], keep: bool
+) -> list[list[tuple[int, list[str]]]]:
+    """Layers that each task gathers, and their parameters; if they stay, each of these once."""
+    there: set[str] = set()
+    found = []
+    for task in tasks:
+        own = layers[task.chunk]
+        uses = []
+        for layer in [*own] if task.kind in "FR" else [*reversed([*own])]:
+            names = [name for name in own[layer] if not keep or name not in there]
+            there.update(names)
+            if names:
+                uses.append((layer, names))
+        found.append(uses)
+    return found
 
 
 class _Own(Mapping[str, Array]):
-    """Buffers, and the parameters of one layer: the next one's, once one of them is asked for.
+    """Buffers, and the parameters that are there: more, once one of them is asked for.
 
     Attributes:
-        arrays: Those of the layer.
+        arrays: The parameters.
     """
 
     def __init__(self, buffers: Mapping[str, Array], following: Callable[[], object]) -> None:

@@ -84,18 +84,22 @@ def passes(schedule: Schedule, rank: int, chunks: Chunks, parameters: int) -> di
     }
 
 
-def replica(parameters: int, slots: int, ranks: int, shared: bool) -> dict[str, int]:
-    """Bytes that a rank takes beside all parameters, which it has whole, by what for.
+def replica(
+    parameters: int, slots: int, ranks: int, shared: bool, gradients: int | None = None
+) -> dict[str, int]:
+    """Bytes that a rank takes beside parameters, by what for.
 
     Args:
-        parameters: Bytes of these.
+        parameters: Bytes of all of these, though the rank may have a part.
         slots: Arrays of the optimizer for each.
         ranks: How many have the same parameters.
-        shared: Whether each updates a part of them (zero1).
+        shared: Whether each updates a part of them (zero1, fsdp).
+        gradients: Bytes of the gradients; None: as of the parameters.
     """
-    part = -(-parameters // ranks)
-    found = {"gradients": parameters, "optimizer": slots * (part if shared else parameters)}
-    return {**found, "sums": part} if shared else found
+    gradients = parameters if gradients is None else gradients
+    own = -(-parameters // ranks) if shared else parameters
+    found = {"gradients": gradients, "optimizer": slots * own}
+    return {**found, "sums": -(-gradients // ranks)} if shared else found
 
 
 def make_room(group: Group, needs: Mapping[str, int], has: Mapping[str, int]) -> None:

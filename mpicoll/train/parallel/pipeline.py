@@ -24,10 +24,10 @@ from mpicoll.train.parallel.communication import Call, of_step
 from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
-from mpicoll.train.parallel.replicas import Replicas
+from mpicoll.train.parallel.replicas import MakeReplicas, Replicas
 from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled
-from mpicoll.train.parallel.sums import Sums, totals
+from mpicoll.train.parallel.sums import totals
 from mpicoll.train.parallel.timeline import Recorder, Timeline, gathered
 from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
@@ -97,7 +97,7 @@ class Pipeline:
         invariant: int | None = None,
         seed: int = 0,
         algorithm: str | None = None,
-        replicas: type[Replicas] = Replicas,
+        replicas: MakeReplicas = Replicas,
         **options: int,
     ) -> None:
         heap.keep_freed()
@@ -127,8 +127,7 @@ class Pipeline:
         self.weights = self.replicas.weights
         self.parameters, self.buffers = self.weights.views, self._stage.buffers
         self.owners: Mapping[str, int] = self._stage.owners
-        wide = np.promote_types(model.dtype, np.float32)
-        self._sums = Sums(self._stage.uses, wide, self._group.parts, self._group.tree_over)
+        self._sums = self.replicas.sums
         self.parts, self.gradients_nbytes = self._group.count, self._sums.nbytes
         program = found.programs[mesh.pipe.rank]
         own = stage, self.replicas, self._wires
@@ -181,8 +180,7 @@ class Pipeline:
             )
         given = Given(inputs, targets, samples, epoch, seed, scale)
         with self._stage.restored(), self._recorder.step() as spans:
-            with self.replicas.gathered():
-                executor = self._runner.run(self._plan, given, self._sums, spans=spans)
+            executor = self._runner.run(self._plan, given, self._sums, spans=spans)
             self.held, self.versions = executor.held, self._runner.versions
             failure = executor.failure
             name = "" if failure is not None else self._sums.not_finite()
@@ -266,8 +264,7 @@ class Pipeline:
         return {self._group.parts[microbatch]: own[microbatch] for microbatch in sorted(own)}
 
     def _evaluated(self, given: Given) -> tuple[Array, dict[int, tuple[Array, Array]]]:
-        with self.replicas.gathered():
-            executor = self._runner.run(self._forward_plan, given)
+        executor = self._runner.run(self._forward_plan, given)
         losses = self._group.losses(executor.losses, executor.failure, executor.is_lost)
         return losses, executor.outputs
 
@@ -298,7 +295,8 @@ class Pipeline:
         Raises:
             TrainingError: It differs; names parameter and ranks.
         """
-        self._group.compare(self.parameters, not self.replicas.keeps_whole)
+        replicas = self.replicas
+        self._group.compare(self.parameters, not (replicas.keeps_whole and replicas.are_alike))
 
     @contextmanager
     def traced(self, path: str | Path | None = None) -> Iterator[Timeline]:
@@ -352,6 +350,11 @@ class Pipeline:
         return self._runner.doing
 
     @property
+    def waited(self) -> float:
+        """Seconds of the last step, within its tasks, in which this rank waited for replicas."""
+        return self._runner.waited
+
+    @property
     def sent(self) -> int:
         """Messages between chunks that this rank has sent."""
         return 0 if self._wires is None else self._wires.sent
@@ -383,7 +386,7 @@ class Pipeline:
 
     def _exchanged(self) -> dict[str, Array]:
         """The gradients of the whole batch."""
-        uses = self.replicas.summed(self._sums)
+        uses = self.replicas.summed()
         gradients = totals(uses)
         if self._wires is not None:
             self._stage.tied(gradients, uses, self._wires)

@@ -8,15 +8,8 @@ from dataclasses import dataclass, field, replace
 from mpicoll.schedule.layout import part
 from mpicoll.train.models.batch_norm import BatchNorm
 from mpicoll.train.models.images import AveragePool, Convolution, MaxPool
-from mpicoll.train.models.layers import (
-    Dense,
-    Dropout,
-    Gelu,
-    Layer,
-    ReLU,
-    Reshape,
-    Shape,
-)
+from mpicoll.train.models.layers import Dense, Layer, Shape
+from mpicoll.train.models.pointwise import Dropout, Gelu, ReLU, Reshape
 from mpicoll.train.models.sequences import (
     Attention,
     Embedding,

@@ -31,6 +31,7 @@ class Runner:
     Attributes:
         is_last: Whether this rank has the last layers.
         versions: The most versions of its parameters that it kept in the last run.
+        waited: Seconds of the last run, within its tasks, in which it has waited for replicas.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Runner:
         self._starts, self._stage, self._wires = starts, stage, wires
         self._executor: Executor | None = None
         self.is_last = schedule.chunks - 1 in stage.chunks
-        self.versions = 1
+        self.versions, self.waited = 1, 0.0
 
     def planned(self, program: Sequence[Task], recomputes: bool) -> Plan:
         """What stays the same in all runs of a program of this rank's chunks."""
@@ -99,6 +100,7 @@ class Runner:
         )
         executor.run()
         self.versions = weights.most
+        self.waited = weights.waited + (0.0 if sums is None else sums.waited)
         return executor
 
     @property

@@ -12,7 +12,8 @@ import numpy as np
 from mpicoll.base.arrays import Array, library_of
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.flat import Parameters
-from mpicoll.train.models.layers import Dropout, Layer, Outputs, Residual, Shape
+from mpicoll.train.models.layers import Layer, Outputs, Residual, Shape
+from mpicoll.train.models.pointwise import Dropout
 from mpicoll.train.models.sequences import Attention, Embedding
 from mpicoll.train.parallel.conjugate import Group, Step
 from mpicoll.train.parallel.placements import Cut

@@ -62,6 +62,7 @@ class Stage:
         names: Of the parameters of each chunk.
         ties: The parameters that several ranks have: their layers by rank.
         owners: For each parameter of the model, the rank of the first layer that has it.
+        units: For each, that layer's number among the layers with parameters of their own.
         uses: Shape of the parameter, for each layer of this rank and parameter of it.
         weights: Its parameters, once `begin` has been called; in float32 where the model's type is
             narrower.
@@ -102,6 +103,8 @@ class Stage:
             self.owners[name] = rank_of[layers[0]]
             if len(holders) > 1:
                 self.ties[name] = holders
+        firsts = sorted({layers[0] for layers in model.holders.values()})
+        self.units = {name: firsts.index(layers[0]) for name, layers in model.holders.items()}
         self.weights = Flat({}, out=np.zeros(0))
         self.parameters: dict[str, Array] = {}
         self.buffers: dict[str, Array] = {}

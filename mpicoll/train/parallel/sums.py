@@ -6,12 +6,13 @@ sums that are made layer by layer have the same bits wherever the layers are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.exchange import tree
+from mpicoll.train.step.tasks import Task
 
 #: Number of a layer, and the name of a parameter that it has.
 Use = tuple[int, str]
@@ -30,7 +31,10 @@ class Sums:
     Attributes:
         rows: Shape (sums, elements): of all microbatches, or of each of the tree's subtrees.
         nbytes: Of all memory that is kept.
+        waited: Seconds of the last step in which this rank has waited for sums of other ranks.
     """
+
+    waited = 0.0
 
     def __init__(
         self,
@@ -79,12 +83,22 @@ class Sums:
                 if use[0] in layers:
                     self.add(use, np.zeros((), self.rows.dtype), microbatch)
 
+    def done(self, task: Task) -> None:
+        """A task is over, whether it has computed or failed."""
+
+    def poll(self) -> None:
+        """Move on what is under way."""
+
     def close(self) -> None:
         """The step is complete; what nothing was added to is zero."""
         if self._leaves is None:
-            for use, view in self._views[0].items():
-                if use not in self._begun:
-                    view[...] = 0
+            self._clear(self._views[0])
+
+    def _clear(self, uses: Iterable[Use]) -> None:
+        """What nothing was added to is zero."""
+        for use in uses:
+            if use not in self._begun:
+                self._views[0][use][...] = 0
 
     def not_finite(self) -> str:
         """The name of a parameter whose gradient in the first row is not; "" if all are."""

@@ -38,7 +38,10 @@ class Weights:
 
     Attributes:
         most: The most versions of a chunk that were kept at a time, in the last step.
+        waited: Seconds in which this rank has waited for parameters of other ranks.
     """
+
+    waited = 0.0
 
     def __init__(
         self,
@@ -72,6 +75,9 @@ class Weights:
         kept = self._kept[task.chunk]
         if not self._left[place] and task.version != max(kept):
             del kept[task.version]
+
+    def poll(self) -> None:
+        """Move on what is under way."""
 
     def update(self, chunk: int, update: Update, gradients: dict[str, Array] | None) -> None:
         """Make the next version of a chunk; without gradients, an equal one."""

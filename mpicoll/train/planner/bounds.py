@@ -163,7 +163,7 @@ class Bounds:
         for before, layer in layers.repeated:
             once -= int(layers.weights[layer]) * ((rows <= before) & (ends > layer))
         fixed = weights + (1 + self._problem.slots + self._problem.narrow) * once
-        fixed += layers.most("largest")[rows, ends - 1] + layers.most("working")[rows, ends - 1]
+        fixed += layers.most("weights")[rows, ends - 1] + layers.most("working")[rows, ends - 1]
         kept += layers.begins[rows] + np.where(ends == len(layers), layers.edges[-1], 0)
         return fixed, kept, waiting
 

@@ -30,7 +30,6 @@ class Layers:
         working: Bytes that each works in beside.
         waiting: Bytes that it keeps between both parts of its backward pass.
         weights: Bytes of its parameters.
-        largest: Bytes of the largest of these.
         first: Number of the first layer that has the same parameters; its own, if no other has.
         cuts: Whether a chunk may begin at a layer, or end at the last one.
         item: Bytes of a number of its parameters.
@@ -49,7 +48,6 @@ class Layers:
     working: Numbers
     waiting: Numbers
     weights: Numbers
-    largest: Numbers
     first: NDArray[np.intp]
     cuts: NDArray[np.bool_]
     item: int = 4
@@ -76,7 +74,7 @@ class Layers:
         return int(sums[end] - sums[start])
 
     def most(self, name: str) -> Numbers:
-        """The largest number of layers i to j, shape (layers, layers): `working` or `largest`."""
+        """The largest number of layers i to j, shape (layers, layers): `working` or `weights`."""
         if name not in self._most:
             count = len(self)
             every = np.broadcast_to(getattr(self, name), (count, count))

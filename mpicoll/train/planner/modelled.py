@@ -117,7 +117,6 @@ def layers_of(model: Sequential, profile: Profile, cluster: Cluster) -> LayersOf
             waiting=factor
             * np.array([p.waiting(s) for p, s in zip(parts, shapes, strict=False)], np.int64),
             weights=item * np.array([sum(own) for own in sizes], np.int64),
-            largest=item * np.array([max(own, default=0) for own in sizes], np.int64),
             first=first,
             cuts=np.array([True, *fits, True]),
             item=item,

@@ -204,11 +204,11 @@ class Problem:
         weights = layers.parameters(spans)
         if candidate.sharing.parameters:
             return self._sharded(candidate, layers)
-        # Where the model has just found one gradient, before it is in its place.
-        largest = max(int(layers.most("largest")[start, end - 1]) for start, end in spans)
+        # Where a layer has just found its gradients, before they are in their place.
+        longest = max(int(layers.most("weights")[start, end - 1]) for start, end in spans)
         if candidate.pipe == candidate.tensor == 1:
             own = memory.replica(weights, self.slots, candidate.data, candidate.sharing.updates)
-            own["gradients"] += largest
+            own["gradients"] += longest
             if self.narrow:
                 own["narrow parameters"] = weights // 2
                 own["parameters to compute with"] = weights
@@ -221,8 +221,10 @@ class Problem:
             max(int(layers.most("working")[start, end - 1]) for start, end in spans),
             max(layers.total("waiting", *span) for span in spans),
         )
-        found = {"parameters": weights, "gradients": sums + largest}
-        found["optimizer"] = self.slots * weights
+        updates = candidate.sharing.updates
+        own = memory.replica(weights, self.slots, candidate.data, updates, sums)
+        own["gradients"] += longest
+        found = {"parameters": weights, **own}
         if self.narrow:
             found["parameters to compute with"] = weights
         return found | memory.passes(candidate.schedule, rank, chunks, weights)

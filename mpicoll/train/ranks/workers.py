@@ -125,6 +125,9 @@ class Workers:
     def meet(self) -> None:
         """Wait for all ranks, and go on with `meanwhile`."""
 
+    def connect(self) -> None:
+        """Let collectives that do not block be mpicoll's own, from the first on."""
+
     def share(self, length: int) -> tuple[int, int]:
         """First and number of this rank's part of so many items to be measured."""
         return 0, length
@@ -235,6 +238,12 @@ class AllReduceWorkers(Workers):
 
     def meet(self) -> None:
         wait_until(self._comm.Ibarrier().Test, self.meanwhile, time_limit(self._comm))
+
+    def connect(self) -> None:
+        from mpicoll.comm import Intracomm  # here, because it initialises MPI
+
+        if isinstance(self._comm, Intracomm):
+            self._comm.Barrier(algorithm="dissemination")
 
     def share(self, length: int) -> tuple[int, int]:
         return part(length, self.size, self.rank)

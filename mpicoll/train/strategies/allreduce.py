@@ -9,6 +9,7 @@ from mpicoll.train.models.flat import Flat
 from mpicoll.train.parallel.memory import replica
 from mpicoll.train.parallel.replicas import OwnedPieces
 from mpicoll.train.ranks.workers import Workers
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.lockstep import Trainer
 from mpicoll.train.strategies.meshed import Meshed, require_one_update
 from mpicoll.train.strategies.mixing import Mixing
@@ -29,21 +30,22 @@ class AllReduce(Strategy):
     def along(self, config: Config) -> Strategy:
         return Meshed() if config.has_parts else self
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Gradients, optimizer, and what sums and mixtures are made in."""
+        weights = holding.weights
         size, count = weights.vector.nbytes, weights.vector.size
         needed = replica(size, slots(config), ranks, self._sharded)
         if config.invariant is not None:
             own = tree.shards_of(rank, ranks, config.invariant)
             needed["gradients"] = tree.slots(tree.program(own, config.invariant)) * size
-        sums = self._sums(config, rank, ranks, weights)
+        sums = self.sums(config, rank, ranks, weights)
         if sums:
             needed["sums"] = sums
         if config.is_narrow:
             needed[f"parameters in {config.dtype}"] = 2 * count
         return needed
 
-    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
+    def sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
         """Bytes in which sums are made, beside the gradients."""
         size, count = weights.vector.nbytes, weights.vector.size
         codec = wire.codec(config.wire)
@@ -67,14 +69,14 @@ class AllReduce(Strategy):
         return f"{config.strategy} by {by}{format_}"
 
     def make(self, setup: Setup) -> Trainer:
-        mixing = self._mixing(setup.config, setup.workers)
+        mixing = self.mixing(setup.config, setup.workers)
         return Trainer(setup, self._transfers(setup.config), self._sharded, mixing)
 
     def _transfers(self, config: Config) -> MakeTransfer:
         """What makes the transfer of a bucket of gradients."""
         return transfers.summing(wire.codec(config.wire), config.invariant)
 
-    def _mixing(self, config: Config, workers: Workers) -> Mixing | None:
+    def mixing(self, config: Config, workers: Workers) -> Mixing | None:
         """What happens to parameters, None if they are the same on all ranks."""
         return None
 
@@ -91,11 +93,11 @@ class Zero1(AllReduce):
     def along(self, config: Config) -> Strategy:
         return Meshed(OwnedPieces) if config.has_parts else self
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """As of all-reduce; with copies of two steps and two ranks, if a rank may die."""
-        needed = super().memory(config, rank, ranks, weights)
+        needed = super().memory(config, rank, ranks, holding)
         if config.survive:
-            part = -(-weights.vector.nbytes // ranks)
+            part = -(-holding.weights.vector.nbytes // ranks)
             needed["copies of parts"] = 4 * (1 + slots(config)) * part
         return needed
 

@@ -16,9 +16,15 @@ from mpicoll.train.config import Config
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.parallel.replicas import Apart
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.allreduce import AllReduce
+from mpicoll.train.strategies.holding import Holding
+from mpicoll.train.strategies.meshed import Meshed, Stages, require_one_update
 from mpicoll.train.strategies.mixing import Mixing, average
+from mpicoll.train.strategies.protocol import Strategy
+from mpicoll.train.strategies.stage_trainer import StageTrainer
+from mpicoll.train.strategies.training import Setup
 
 
 class PeriodicAverage(Mixing):
@@ -74,14 +80,40 @@ class Gossip(Mixing):
         return (1 << (step - 1) % (size - 1).bit_length(),)
 
 
+class _OnMesh(Meshed):
+    """Replicas of stages and of parts of layers that train apart for a while.
+
+    Args:
+        strategy: What they do with the parameters.
+    """
+
+    def __init__(self, strategy: _Apart) -> None:
+        super().__init__(Apart)
+        self._strategy = strategy
+
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
+        needed = super().memory(config, rank, ranks, holding)
+        return {**needed, "mixtures": self._strategy.sums(config, rank, ranks, holding.weights)}
+
+    def make(self, setup: Setup) -> StageTrainer:
+        holding = setup.holding
+        assert isinstance(holding, Stages)
+        mixing = self._strategy.mixing(setup.config, holding.pipeline.replicas.workers)
+        return StageTrainer(setup, holding.mesh, holding.pipeline, holding.tensor, mixing)
+
+
 class _Apart(AllReduce):
     """What strategies have in common in which each rank updates parameters of its own."""
 
-    takes = frozenset({"survive"})
+    takes = frozenset({"survive", "pipe", "tensor"})
     in_lockstep = False
+
+    def along(self, config: Config) -> Strategy:
+        return _OnMesh(self) if config.has_parts else self
 
     def check(self, config: Config) -> None:
         """Refuse what needs one set of parameters after each step."""
+        require_one_update(config)
         for name, why in (
             ("clip", "no rank knows the gradient of the whole batch"),
             ("checkpoint_every", "ranks have the same parameters at the end of an epoch only"),
@@ -90,6 +122,12 @@ class _Apart(AllReduce):
                 raise ValueError(
                     f"strategy {config.strategy} does not take {name}, because {why}: leave it out"
                 )
+        if config.survive and config.has_parts:
+            raise ValueError(
+                f"strategy {config.strategy} does not take survive on a mesh with pipe or tensor, "
+                "because no replica has what another one has learnt: leave survive out, or give "
+                "strategy allreduce"
+            )
 
     def is_exact(self, config: Config) -> bool:
         return False  # ranks are apart for a while
@@ -104,7 +142,7 @@ class LocalSGD(_Apart):
     def describe(self, config: Config) -> str:
         return f"{config.strategy} averages every {plural(config.average_every, 'step')}"
 
-    def _mixing(self, config: Config, workers: Workers) -> Mixing:
+    def mixing(self, config: Config, workers: Workers) -> Mixing:
         return PeriodicAverage(workers, config.average_every)
 
 
@@ -114,8 +152,8 @@ class Gossiping(_Apart):
     def describe(self, config: Config) -> str:
         return f"{config.strategy} {config.graph} graph"
 
-    def _sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
+    def sums(self, config: Config, rank: int, ranks: int, weights: Flat) -> int:
         return 2 * weights.vector.nbytes  # own, and a neighbour's
 
-    def _mixing(self, config: Config, workers: Workers) -> Mixing:
+    def mixing(self, config: Config, workers: Workers) -> Mixing:
         return Gossip(workers, config.graph)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,8 @@ class FullySharded(Strategy):
             return self
         # Every microbatch of a stage would gather its layers again.
         once = config.keep_gathered or config.axes["pipe"] > 1
-        return Meshed(FreedBetweenSteps if once else FreedBehindLayers)
+        made = FreedBetweenSteps if once else FreedBehindLayers
+        return Meshed(partial(made, gather=config.gather))
 
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)
@@ -121,14 +123,14 @@ class FullySharded(Strategy):
         options = config.gather, 1, config.keep_gathered, narrow
         return ShardHolding.of(Drawn(model, config.seed), workers, options, model)
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
-        size = weights.vector.nbytes
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
+        size = holding.weights.vector.nbytes
         needed = {"gradients": size, "optimizer": slots(config) * size}
         if config.survive:
             needed["copies of parts"] = 4 * (1 + slots(config)) * size
         return needed
 
-    def found(self, weights: Flat) -> int:
+    def found(self, model: Model, holding: Holding) -> int:
         return 0  # it is among the gradients of a layer, in `passes`
 
     def passes(

@@ -14,12 +14,11 @@ import numpy as np
 from mpicoll.base.wording import plural
 from mpicoll.train.config import Config
 from mpicoll.train.models import Model, Sequential
-from mpicoll.train.models.flat import Flat
 from mpicoll.train.models.networks import is_chain
 from mpicoll.train.parallel.mesh import Mesh, count_replicas
 from mpicoll.train.parallel.parts import Parts
 from mpicoll.train.parallel.pipeline import Pipeline
-from mpicoll.train.parallel.replicas import Replicas
+from mpicoll.train.parallel.replicas import MakeReplicas, Replicas
 from mpicoll.train.parallel.shards import shard
 from mpicoll.train.ranks.workers import TrainingError, Workers, together
 from mpicoll.train.strategies.holding import Form, Holding
@@ -66,22 +65,26 @@ class Meshed(Strategy):
         replicas: What each replica has of the parameters of its stage.
     """
 
-    def __init__(self, replicas: type[Replicas] = Replicas) -> None:
+    def __init__(self, replicas: MakeReplicas = Replicas) -> None:
         self._replicas = replicas
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Gradients and optimizer of the rank's own parameters."""
-        size, axes = weights.vector.nbytes, config.axes
-        owned = size
-        if self._replicas.owns_pieces and self._replicas.keeps_whole:
-            owned = -(-size // (ranks // (axes["pipe"] * axes["tensor"])))
-        needed = {"gradients": size, "optimizer": slots(config) * owned}
+        assert isinstance(holding, Stages)
+        replicas = holding.pipeline.replicas
+        needed = replicas.nbytes(slots(config))
         if config.survive:
-            if self._replicas.owns_pieces:
-                needed["copies of parts"] = 4 * (1 + slots(config)) * owned
+            owned = sum(array.nbytes for array, _, _ in replicas.owned().values())
+            state = (1 + slots(config)) * owned
+            if replicas.owns_pieces:
+                needed["copies of parts"] = 4 * state
             else:
-                needed["the step before"] = (1 + slots(config)) * size
+                needed["the step before"] = state
         return needed
+
+    def found(self, model: Model, holding: Holding) -> int:
+        assert isinstance(holding, Stages)
+        return holding.pipeline.replicas.longest_nbytes
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding
@@ -89,13 +92,7 @@ class Meshed(Strategy):
         """Of the microbatches that a stage holds, by the order of computation."""
         assert isinstance(holding, Stages)
         needed = holding.pipeline.memory(config.batch * config.accumulate)
-        replicas = holding.pipeline.replicas
-        needed["sums"] = holding.pipeline.gradients_nbytes - holding.weights.vector.nbytes
-        if config.is_narrow:  # there layers compute in float32
-            needed["parameters to compute with"] = 4 * replicas.elements
-        for what, size in replicas.step_nbytes().items():
-            needed[what] = size
-        return needed
+        return needed | holding.pipeline.replicas.step_nbytes()
 
     def is_exact(self, config: Config) -> bool:
         return False  # no rank has all parameters to compare
@@ -103,7 +100,8 @@ class Meshed(Strategy):
     def describe(self, config: Config) -> str:
         """The mesh, and the order of computation where there are stages."""
         axes = config.axes
-        found = f"{config.strategy}, mesh {config.mesh}"
+        whole = " by broadcast" if config.gather == "broadcast" else ""
+        found = f"{config.strategy}{whole}, mesh {config.mesh}"
         if axes["pipe"] == 1:
             return found
         schedule = config.step_schedule
@@ -136,7 +134,7 @@ class Meshed(Strategy):
 
 
 def require_one_update(config: Config) -> None:
-    """Refuse orders of a pipeline that update whole parameters, where replicas own pieces.
+    """Refuse orders of a pipeline that update parameters within a step.
 
     Raises:
         ValueError: It is one.
@@ -144,7 +142,7 @@ def require_one_update(config: Config) -> None:
     order = config.step_schedule.order
     if config.has_parts and order.updates:
         raise ValueError(
-            f"strategy {config.strategy} updates pieces of parameters at the end of a step, and "
+            f"strategy {config.strategy} changes parameters at the end of a step, and "
             f"pipeline_schedule {order.name} updates all of them within it: give strategy "
             "allreduce, or pipeline_schedule 1f1b"
         )
@@ -155,7 +153,7 @@ def _stages(
     mesh: Mesh,
     whole: Sequential,
     invariant: int | None,
-    replicas: type[Replicas],
+    replicas: MakeReplicas,
 ) -> Stages:
     """What this rank has of a model; collective.
 

@@ -6,11 +6,11 @@ import re
 
 from mpicoll.base.wording import plural
 from mpicoll.train.config import Config, one_of
-from mpicoll.train.models.flat import Flat
 from mpicoll.train.ranks.workers import together
 from mpicoll.train.servers import consistency
 from mpicoll.train.servers.shard import PUSH_RATES
 from mpicoll.train.strategies.allreduce import AllReduce
+from mpicoll.train.strategies.holding import Holding
 from mpicoll.train.strategies.placement import holders, shard_ranges
 from mpicoll.train.strategies.protocol import Strategy, slots
 from mpicoll.train.strategies.server_trainer import ServerTrainer
@@ -57,8 +57,9 @@ class ParameterServer(Strategy):
         """As many as were asked for; none where every rank is a worker."""
         return int(config.servers) if config.servers.isdigit() else 0
 
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Gradients, messages, and the parts of the parameters that this rank holds or copies."""
+        weights = holding.weights
         size, workers = weights.vector.nbytes, config.worker_count(ranks)
         every = shard_ranges(config, ranks, weights.vector.size)
         parts = [(shard.end - shard.start) * weights.vector.itemsize for shard in every]

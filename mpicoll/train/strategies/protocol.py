@@ -10,6 +10,7 @@ from mpicoll.train import optimizers
 from mpicoll.train.config import DTYPES, Config
 from mpicoll.train.models import Model, sums_of
 from mpicoll.train.models.flat import Flat
+from mpicoll.train.models.networks import is_chain
 from mpicoll.train.ranks.workers import Workers, together
 from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.strategies.holding import Holding
@@ -75,15 +76,23 @@ class Strategy(ABC):
         return Holding.whole(weights)
 
     @abstractmethod
-    def memory(self, config: Config, rank: int, ranks: int, weights: Flat) -> dict[str, int]:
+    def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Bytes that a rank will need beside data, parameters and activations, by what for.
 
         `gradients` are among them.
         """
 
-    def found(self, weights: Flat) -> int:
-        """Bytes of what the model has just found, before gradients are in their place."""
-        return max((view.nbytes for view in weights.views.values()), default=0)
+    def found(self, model: Model, holding: Holding) -> int:
+        """Bytes of what the model has just found, before gradients are in their place.
+
+        Of a chain of layers the gradients of one layer.
+        """
+        views = holding.weights.views
+        every = [[name] for name in views]
+        if is_chain(model):
+            every = [[*model.names(n).values()] for n in range(len(model.layers))]
+        nbytes = (sum(views[name].nbytes for name in own if name in views) for own in every)
+        return max(nbytes, default=0)
 
     def passes(
         self, config: Config, rank: int, ranks: int, model: Model, holding: Holding

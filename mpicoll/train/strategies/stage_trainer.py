@@ -34,6 +34,7 @@ from mpicoll.train.step.tasks import RECEIVES
 from mpicoll.train.strategies.buffers import Buffers
 from mpicoll.train.strategies.evaluated import Evaluated, rows_at_once
 from mpicoll.train.strategies.kept import Held, Part, Piece, Saved, Seat
+from mpicoll.train.strategies.mixing import Mixing, average
 from mpicoll.train.strategies.retained import Retained, RetainedPieces, RetainedWhole
 from mpicoll.train.strategies.shared import SampleRows, Shared
 from mpicoll.train.strategies.training import Setup, Training
@@ -52,11 +53,22 @@ class StageTrainer(Training):
         mesh: The ranks.
         pipeline: This rank's layers; both are freed at the end.
         tensor: Which of their parameters are parts.
+        mixing: What happens to parameters of replicas that are not alike; None where they are.
     """
 
-    def __init__(self, setup: Setup, mesh: Mesh, pipeline: Pipeline, tensor: Parts) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        mesh: Mesh,
+        pipeline: Pipeline,
+        tensor: Parts,
+        mixing: Mixing | None = None,
+    ) -> None:
         config, dataset = setup.config, setup.dataset
         self._mesh, self._pipeline, self._tensor = mesh, pipeline, tensor
+        # Stages without parameters have nothing to mix.
+        self._mixing = mixing if pipeline.weights.vector.size else None
+        self._factor = 1 if pipeline.replicas.are_alike else mesh.data.size
         # Replicas have equal buffers after each step: there is one set of them.
         buffers = Buffers(Workers(), pipeline.buffers, range(1), None)
         pipeline.buffers.update(buffers.views)
@@ -95,6 +107,8 @@ class StageTrainer(Training):
         return self._pipeline.doing
 
     def communication(self) -> list[Call]:
+        if not self._pipeline.replicas.are_alike:
+            return []  # it varies from step to step
         return self._pipeline.communication(min(self.sampler.batch, self.sampler.samples))
 
     def begin(self) -> None:
@@ -132,6 +146,9 @@ class StageTrainer(Training):
             yield self.step(samples, epoch, self.position + 1)
             if self._is_over():
                 break
+        if self._mixing is not None:
+            # Measurements and checkpoints are of one set of parameters.
+            average(self._pipeline.replicas.workers, self._mixed())
 
     def step(self, samples: NDArray[np.int64], epoch: int, position: int) -> Step:
         """Train on a global batch.
@@ -160,6 +177,7 @@ class StageTrainer(Training):
         except TrainingError as error:
             raise TrainingError(f"{where}: {error}") from error
         mine = sum(s.end - s.start for s in self._pipeline.spans if not s.task.is_message)
+        mine -= self._pipeline.waited
         computed = self._agreed(where, mine)
         self.number, self.position = self.number + 1, position
         scale = self.scale
@@ -177,6 +195,9 @@ class StageTrainer(Training):
                     f"{where}: {skipped}: lower the learning rate (now {self._config.lr}) or check "
                     "the data"
                 )
+        if self._mixing is not None:
+            weights, *state = self._mixed()
+            self._mixing.mix(self.number, weights, state)
         self.last = self._recorded(epoch, loss, lr, skipped is not None, mine, began)
         if self._retained is not None:
             self._retained.made(self.number, self.facts())
@@ -256,7 +277,7 @@ class StageTrainer(Training):
     def _update(self, gradients: Mapping[str, Array], lr: float, scale: float) -> None:
         if self._pipeline.schedule.order.updates:
             return  # it has updated
-        clip, factor = self._config.clip, 1.0 / scale
+        clip, factor = self._config.clip, self._factor / scale
         if clip is not None:
             norm = self._pipeline.norm(gradients) / scale
             if norm > clip:
@@ -267,6 +288,11 @@ class StageTrainer(Training):
                 gradient *= factor
             self._change(name, self._owned[name], gradient, lr, self.updates)
         self._pipeline.replicas.changed()
+
+    def _mixed(self) -> list[Array]:
+        """Parameters, then the optimizer's arrays."""
+        states = [state[slot] for slot in self.slots for _, state in self._updates.values()]
+        return [self.weights.vector, *states]
 
     def _change(self, name: str, weights: Array, gradient: Array, lr: float, step: int) -> None:
         """Update one parameter."""
