@@ -14,11 +14,15 @@ class Made:
 
     def __init__(self, *tasks, keep=False):
         self.begun, self.there, self.polled, self.room = [], [], 0, True
+        self.order = []
         self.buffers = {"b.mean": np.zeros(1)}
         self.tasks = [Task(kind, 4, microbatch) for kind, microbatch in tasks]
         layers = {4: NAMES}
         given = layers, self.buffers, np.dtype(np.float64), self.tasks, keep
         self.weights = LayerWeights(self.start, *given)
+
+    def passed(self, task, layer):
+        self.order.append(f"passed {layer}")
 
     def start(self, layer, names):
         if not self.room:
@@ -36,6 +40,7 @@ class Coming:
 
     def finish(self):
         self.made.there.append(self.layer)
+        self.made.order.append(f"took {self.layer}")
         return {name: np.full(2, self.layer, np.float64) for name in self.names}
 
 
@@ -58,7 +63,7 @@ def test_layers_are_gathered_in_the_order_of_the_task_each_ahead_of_its_use(kind
         before = made.polled
         made.weights.poll()
         assert made.polled == before + 1
-    made.weights.done(made.tasks[0])
+    made.weights.done(made.tasks[0], made.passed)
     assert made.there == order and set(own) == {"b.mean"}
     made.weights.of(made.tasks[1])[0][NAMES[order[0]][0]]  # the next microbatch gathers again
     assert made.there == [*order, order[0]]
@@ -71,8 +76,13 @@ def test_what_a_failed_task_has_not_gathered_is_gathered_by_its_end(asked):
         own, _ = made.weights.of(made.tasks[0])
         for layer in [0, 2, 3, 5][:asked]:
             own[NAMES[layer][0]]
-    made.weights.done(made.tasks[0])
+    made.weights.done(made.tasks[0], made.passed)
     assert made.begun == made.there == [0, 2, 3, 5]
+    # Between them comes what a task does that has not failed.
+    every = [f"{what} {layer}" for layer in (0, 2, 3, 5) for what in ("took", "passed")][:-1]
+    for layer in [0, 2, 3][: max(asked - 1, 0)]:
+        every.remove(f"passed {layer}")
+    assert made.order == every
 
 
 def test_what_stays_is_gathered_once_by_the_first_task_that_needs_it():
@@ -82,7 +92,7 @@ def test_what_stays_is_gathered_once_by_the_first_task_that_needs_it():
     assert set(own) == {"a.weight", "tied", "b.weight", "c.weight", "c.bias", "b.mean"}
     for task in made.tasks:
         assert made.weights.of(task)[0]["tied"][0] == 0  # layer 3 has that of layer 0
-        made.weights.done(task)
+        made.weights.done(task, made.passed)
     assert made.begun == made.there == [0, 2, 5]
     made.weights.close()
     assert set(own) == {"b.mean"}
@@ -97,5 +107,5 @@ def test_what_there_was_no_memory_for_is_gathered_when_it_is_needed():
     with pytest.raises(MemoryError):
         own["c.weight"]
     made.room = True
-    made.weights.done(made.tasks[0])
+    made.weights.done(made.tasks[0], made.passed)
     assert made.begun == made.there == [0, 2, 3, 5]

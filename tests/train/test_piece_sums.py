@@ -94,3 +94,16 @@ def test_whole_arrays_have_one_owner_and_one_collective_for_each(rank):
     assert pieces.vectors == [["a"], ["b"], ["d", "e"]]
     assert pieces.lengths() == [4, 3, 6]
     assert pieces.spans == {n: (0, sizes[n] if owners[n] == rank else 0) for n in sizes}
+
+
+def test_layers_that_a_failed_task_has_passed_begin_in_the_same_order():
+    sums, log = made(4)
+    task = Task("B", 0, 1)
+    sums.passed(Task("B", 0, 0), 1)  # of a microbatch before the last
+    sums.passed(Task("F", 0, 1), 1)
+    assert log == []
+    sums.passed(task, 1)
+    assert log == [4]
+    sums.passed(task, 0)
+    sums.done(task)
+    assert [length for length in log if length != "wait"] == [4, 2, 4]

@@ -228,7 +228,7 @@ class Executor:
         if task.kind == "U":
             self._update_weights(task)
         else:
-            self._weights.done(task)
+            self._weights.done(task, _ignored if self._sums is None else self._sums.passed)
             if self._sums is not None:
                 self._sums.done(task)
 
@@ -406,3 +406,7 @@ class Executor:
         except Exception as error:
             self.failure = Failure.of(task, error)
         self._sums.begin()
+
+
+def _ignored(task: Task, layer: int) -> None:
+    """In evaluation there are no sums."""

@@ -35,7 +35,8 @@ class LayerWeights(Weights):
     """One layer's parameters are gathered while those of the one before are used.
 
     All replicas have the same program, and each task makes all its gathers in the order of its
-    layers: those that a failed task has not made, `done` makes.
+    layers: those that a failed task has not made, `done` makes.  Between them come the sums of
+    gradients, as in a task that has not failed: the ranks begin all collectives in one order.
 
     Args:
         start: Begins to gather a layer.
@@ -64,7 +65,8 @@ class LayerWeights(Weights):
         #: Of each task to come, how many gathers it makes.
         self._counts = deque(map(len, names))
         self._next = deque(use for own in names for use in own)
-        self._flying: deque[Coming] = deque()
+        self._flying: deque[tuple[int, Coming]] = deque()
+        self._layer: int | None = None  # that was taken last by the task under way
         self._due: int | None = None  # of the task under way
         self._own = _Own(buffers, self._take)
         self.most, self.waited = 1, 0.0
@@ -75,17 +77,20 @@ class LayerWeights(Weights):
         _, rounded = computing({}, self._dtype)
         return self._own, rounded
 
-    def done(self, task: Task) -> None:
+    def done(self, task: Task, passed: Callable[[Task, int], object]) -> None:
         self._begin()
         while self._due:
+            if self._layer is not None:
+                passed(task, self._layer)
             self._take()
+        self._layer = None
         self._counts.popleft()
         self._due = None
         if not self._keep:
             self._own.arrays = {}
 
     def poll(self) -> None:
-        for coming in self._flying:
+        for _, coming in self._flying:
             coming.Test()
 
     def close(self) -> None:
@@ -102,7 +107,8 @@ class LayerWeights(Weights):
             self._own.arrays = {}  # before the next ones are there
         self._start_next()  # unless it was begun before
         asked = time.perf_counter()
-        found = self._flying[0].finish()
+        self._layer, coming = self._flying[0]
+        found = coming.finish()
         self.waited += time.perf_counter() - asked
         self._flying.popleft()
         self._due -= 1
@@ -116,7 +122,8 @@ class LayerWeights(Weights):
 
     def _start_next(self) -> None:
         if self._next and not self._flying:
-            self._flying.append(self._start(*self._next[0]))
+            layer, names = self._next[0]
+            self._flying.append((layer, self._start(layer, names)))
             self._next.popleft()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -17,7 +17,7 @@ class PieceSums(Sums):
     """Sums of microbatches; with the last of these in them, they go to the replicas' pieces.
 
     One vector is under way at a time.  All replicas have the same program, and begin the vectors
-    in one order: those that a failed task has not begun, `done` begins.
+    in one order: those that a failed task has not begun, `passed` and `done` begin.
 
     Args:
         shapes, dtype, parts: As of `Sums`.
@@ -54,11 +54,16 @@ class PieceSums(Sums):
             self._complete.add(use)
             self._start(self._chunk_of[use])
 
+    def passed(self, task: Task, layer: int) -> None:
+        self._complete_uses(task, [u for u in self._chunks[task.chunk].spans if u[0] == layer])
+
     def done(self, task: Task) -> None:
+        self._complete_uses(task, self._chunks[task.chunk].spans)
+
+    def _complete_uses(self, task: Task, uses: Collection[Use]) -> None:
         if task.kind in "BW" and task.microbatch == self._last:
-            pieces = self._chunks[task.chunk]
-            self._clear(pieces.spans)
-            self._complete.update(pieces.spans)
+            self._clear(uses)
+            self._complete.update(uses)
             self._start(task.chunk)
 
     def poll(self) -> None:

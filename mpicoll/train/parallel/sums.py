@@ -83,8 +83,11 @@ class Sums:
                 if use[0] in layers:
                     self.add(use, np.zeros((), self.rows.dtype), microbatch)
 
+    def passed(self, task: Task, layer: int) -> None:
+        """A task has passed a layer, whether it has computed or failed."""
+
     def done(self, task: Task) -> None:
-        """A task is over, whether it has computed or failed."""
+        """A task is over, likewise."""
 
     def poll(self) -> None:
         """Move on what is under way."""

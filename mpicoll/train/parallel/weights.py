@@ -68,8 +68,14 @@ class Weights:
         _, given, rounded = self._kept[task.chunk][task.version]
         return given, rounded
 
-    def done(self, task: Task) -> None:
-        """A task will not be asked for again; what no other needs is let go."""
+    def done(self, task: Task, passed: Callable[[Task, int], object]) -> None:
+        """A task will not be asked for again; what no other needs is let go.
+
+        Args:
+            task: It.
+            passed: Called with the number of each layer that a failed task has not come to, in
+                its order.
+        """
         place = task.chunk, task.version
         self._left[place] -= 1
         kept = self._kept[task.chunk]
