@@ -21,6 +21,7 @@ from mpicoll.train.options import Options
 from mpicoll.train.parallel import mesh
 from mpicoll.train.parallel.mesh import AXES, count_replicas, groups, parse
 from mpicoll.train.registry import STRATEGIES
+from mpicoll.train.strategies.meshed import Stages
 from mpicoll.train.strategies.protocol import strategy_of, sums_between_ranks
 
 lengths = st.integers(1, 6)
@@ -200,18 +201,25 @@ def test_groups_of_ranks_along_each_axis(data, pipe, tensor):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "what", "times"),
+    ("strategy", "what", "copies"),
     [
         ("allreduce", "the step before", 1),
-        ("zero1", "copies of parts", 2),
+        ("zero1", "copies of parts", 4),
         ("fsdp", "copies of parts", 4),
     ],
 )
-def test_what_survival_keeps_is_counted(strategy, what, times):
-    """Of a replica's parameters, or of this rank's pieces of them."""
+def test_what_survival_keeps_is_counted(strategy, what, copies):
+    """Of what this rank updates: parameters, and two arrays of Adam's for each."""
     config = Config(mesh="data=2,pipe=2", strategy=strategy, survive=True, optimizer="adam")
-    weights = Flat({"w": np.zeros(10)})
-    needed = strategy_of(config).memory(config, 0, 4, weights)
-    assert needed[what] == times * (1 + 2) * weights.vector.nbytes
+    owned = {"w": (np.zeros(5), 0, 5), "b": (np.zeros(2), 5, 7)}
+    replicas = SimpleNamespace(
+        nbytes=lambda slots: {"optimizer": slots},
+        owned=lambda: owned,
+        owns_pieces=strategy != "allreduce",
+    )
+    pipeline = SimpleNamespace(replicas=replicas)
+    holding = Stages(Flat({"w": np.zeros(1)}), {}, mesh.Mesh(), pipeline, None)
+    needed = strategy_of(config).memory(config, 0, 4, holding)
+    assert needed == {"optimizer": 2, what: copies * 3 * 7 * 8}
     without = replace(config, survive=False)
-    assert what not in strategy_of(without).memory(without, 0, 4, weights)
+    assert strategy_of(without).memory(without, 0, 4, holding) == {"optimizer": 2}
