@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tables import list_table
 
-from mpicoll.train.config import OF_AXES, TOGETHER
+from mpicoll.train.config import OF_AXES, TOGETHER, Config
 from mpicoll.train.registry import STRATEGIES
 
 _OPTIONS = ("wire", "invariant", "deterministic", "balance", "survive")
@@ -21,11 +21,19 @@ def pages() -> dict[str, str]:
 def _strategies() -> list[str]:
     """Which strategy goes with which axis and option."""
     columns = ("pipe", "tensor", *_OPTIONS)
-    rows = [
-        [f"``{name}``", "yes", *("yes" if c in STRATEGIES[name].takes else "–" for c in columns)]
-        for name in STRATEGIES
-    ]
+    rows = [[f"``{name}``", "yes", *(_goes(name, c) for c in columns)] for name in STRATEGIES]
     return list_table(["strategy", "data", *(f"``{c}``" for c in columns)], rows, stub=True)
+
+
+def _goes(strategy: str, column: str) -> str:
+    """Whether a strategy goes with an axis or an option."""
+    takes = STRATEGIES[strategy].takes
+    if column == "survive" and {"survive", "pipe"} <= takes:
+        try:
+            Config(strategy=strategy, survive=True, mesh="pipe=2")
+        except ValueError:
+            return "not on a mesh"
+    return "yes" if column in takes else "–"
 
 
 def _options() -> list[str]:

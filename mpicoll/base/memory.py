@@ -119,8 +119,8 @@ def _added(each: Sequence[Mapping[str, int]]) -> Counter[str]:
 
 
 def listed(sizes: Mapping[str, int]) -> str:
-    """Bytes by what for, in words."""
-    return ", ".join(f"{what} {megabytes(size)}" for what, size in sizes.items())
+    """Bytes by what for, in words; nothing is said of what needs none."""
+    return ", ".join(f"{what} {megabytes(size)}" for what, size in sizes.items() if size)
 
 
 def megabytes(size: int) -> str:

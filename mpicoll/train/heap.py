@@ -2,8 +2,8 @@
 
 Each step allocates and frees the same arrays.  glibc returns freed memory to the system as soon as
 2 MiB or so are free at the end of its heap, and the kernel clears every page of it when the next
-microbatch takes it again: a quarter of the step of a small transformer.  So training keeps what is
-freed for the next step.  The most memory that a process has at a time stays as it was.
+microbatch takes it again: up to a quarter of the step of a small transformer.  So training keeps
+what is freed for the next step.  The most memory that a process has at a time stays as it was.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_the_run_takes_its_plan_with_other_options(command, words, tmp_path, opt
         ("--nodes 2x2 --inter-alpha -1us --inter-beta 0", "'-1us' is not a time"),
         ("--nodes 2x2 --network Token-Ring", "Token-Ring"),
         ("--nodes 0x4", "--nodes '0x4': give nodes and ranks of each, as 4x4"),
-        ("--batch 241", "batches of 241 samples, and data has 240: give a --batch of at most"),
+        ("--batch 241", "batches of 241 samples, and data has 240: give a batch of at most 240"),
         ("--batch-per-rank 61", "batches of 244 samples, and data has 240"),
         ("--workers 3", "3 worker(s) and 0 rank(s) that only serve are 3, but 4 were started"),
         ("--data-servers 4", "4 data server(s) on 4 rank(s) leave no worker"),

@@ -52,7 +52,7 @@ if P == 4:
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: " ".join(map(str, o.values())))
 def test_the_estimate_is_near_the_peak(comm, monkeypatch, options):
-    """Of every rank: at most a tenth too much, and not too little."""
+    """Of every rank: at most a tenth too much, and a twentieth too little."""
     said = []
 
     def spied(function):

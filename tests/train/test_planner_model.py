@@ -242,15 +242,14 @@ def test_of_many_ranks_some_stand_for_all(name: str, algorithm: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_128_nodes_with_8_ranks_each() -> None:
-    """In a minute, three times padded for a machine that others use."""
+    """Few of thousands of candidates are simulated: their bounds rule out the others."""
     model = transformer(64, 128, width=256, blocks=48, heads=8)
     where = cluster(1024, 8)
     layers_of = modelled.layers_of(model, measured.from_rate(model, 5e10), where)
     given, count = Problem(1024, 2048, where, layers_of, memory=64 << 20), len(model.layers)
-    begin = time.process_time()
     found = search(given, given.candidates(count, True))
     assert found.best is not None and found.gap == 0
-    assert time.process_time() - begin < 3 * 60
+    assert found.candidates > 4000 and found.simulated < 100
 
 
 def test_what_does_not_fit_says_what_is_needed_and_what_would_help() -> None:

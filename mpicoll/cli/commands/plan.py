@@ -144,8 +144,8 @@ def command(
     batch = config.global_batch(problem.ranks)
     if batch > samples:
         raise UsageError(
-            f"batches of {batch} samples, and {dataset.name} has {samples}: give a --batch of at "
-            "most so many"
+            f"batches of {batch} samples, and {dataset.name} has {samples}: give a batch of "
+            f"at most {samples}"
         )
     problem = replace(problem, takes=partial(takes, values, model, samples))
     return _plan(problem, model, values, out, explain, json)
@@ -241,9 +241,9 @@ def _problem(
     with usage():
         layers = layers_of(model, times, cluster)
     batch, narrow = config.global_batch(workers) * config.accumulate, config.is_narrow
-    beside = ranks - workers
+    helpers = ranks - workers
     sequences = any(len(shape) == 2 for shape in model.shapes)
-    numbers = slots(config), memory, narrow, beside, sequences
+    numbers = slots(config), memory, narrow, helpers, sequences
     return Problem(workers, batch, cluster, layers, *numbers)
 
 

@@ -12,6 +12,7 @@ from mpicoll.train.data import Dataset
 from mpicoll.train.driver.preparation import Given, prepare
 from mpicoll.train.parallel.communication import Total, totals
 from mpicoll.train.ranks.workers import TrainingError
+from mpicoll.train.registry import STRATEGIES
 from mpicoll.train.strategies.protocol import strategy_of
 
 if TYPE_CHECKING:
@@ -60,4 +61,6 @@ def words(strategy: str, ranks: int, samples: int, found: list[Total], as_json: 
         )
     rows = [f"  {t.axis:<7} {t.calls:>6} {t.name:<15} {t.sent:>16,} bytes" for t in found]
     title = f"A step of {plural(samples, 'sample')} sends, by {plural(ranks, 'rank')} together:"
+    if not STRATEGIES[strategy].in_lockstep:
+        rows.append("How replicas mix their parameters along data varies, and is not counted.")
     return "\n".join([title, *rows])

@@ -1,4 +1,4 @@
-"""Whether a run takes a candidate, with what else it is told: by the checks of the run itself."""
+"""Whether a run takes a candidate with its other options, by the checks of the run itself."""
 
 from __future__ import annotations
 

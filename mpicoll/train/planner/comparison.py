@@ -135,7 +135,7 @@ def explanation(best: Outcome, problem: Problem, found: Found) -> Iterator[str]:
         yield "One rank does everything."
     stages = [sum(stage.values()) for stage in best.memory]
     stage = stages.index(max(stages))
-    parts = listed({what: n for what, n in best.memory[stage].items() if n})
+    parts = listed(best.memory[stage])
     yield f"The fullest rank needs {megabytes(max(stages))}: {parts}."
     if found.gap:
         yield (

@@ -150,7 +150,7 @@ def remedies(problem: Problem, need: Need, layers: int, halves: bool) -> list[st
         cluster = problem.cluster.times(times)
         more = replace(problem, ranks=problem.ranks * times, cluster=cluster)
         if fits(more):
-            found.append(f"-P {more.ranks + more.beside}")
+            found.append(f"-P {more.ranks + more.helpers}")
             break
     batch = problem.batch // 2
     while batch:
@@ -166,5 +166,5 @@ def in_words(need: Need) -> str:
     totals: Sequence[int] = [sum(stage.values()) for stage in need.stages]
     rank = totals.index(max(totals))
     where = f"stage {rank} of {len(need.stages)}" if len(need.stages) > 1 else "a rank"
-    parts = listed({what: n for what, n in need.stages[rank].items() if n})
+    parts = listed(need.stages[rank])
     return f"by {need.candidate.words}, {where} needs {megabytes(need.nbytes)} ({parts})"

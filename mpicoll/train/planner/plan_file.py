@@ -69,7 +69,7 @@ def write(path: str | Path, given: Mapping[str, Any], outcome: Outcome, problem:
     """
     candidate = outcome.candidate
     lines = [
-        f"# mpirun -n {problem.ranks + problem.beside} mpicoll train --config {Path(path).name}",
+        f"# mpirun -n {problem.ranks + problem.helpers} mpicoll train --config {Path(path).name}",
         f"# planned: {candidate.words}: {1e3 * outcome.seconds:.4g} ms a step",
     ]
     values = {**others(given), **keys(outcome, problem.batch)}

@@ -112,7 +112,7 @@ class Problem:
         slots: Arrays that the optimizer keeps for each parameter.
         memory: Bytes that each rank has; None for as many as are needed.
         narrow: Whether the model computes in a type of two bytes; parameters are kept in float32.
-        beside: Ranks that are started, too, and compute no gradients.
+        helpers: Ranks that are started, too, and compute no gradients.
         sequences: Whether samples are sequences of tokens.
         takes: Whether the run takes a candidate for a step of so many samples.
     """
@@ -124,7 +124,7 @@ class Problem:
     slots: int = 1
     memory: int | None = None
     narrow: bool = False
-    beside: int = 0
+    helpers: int = 0
     sequences: bool = False
     takes: Callable[[Candidate, int], bool] = lambda candidate, batch: True
 
@@ -151,7 +151,7 @@ class Problem:
         picoseconds = candidate.microbatches * layers.passes
         if candidate.order:
             message = self._longest_message(int(layers.edges.max()))
-            picoseconds += 2 * candidate.chunks * message
+            picoseconds += 2 * candidate.microbatches * candidate.chunks * message
         return picoseconds / PICO
 
     @cached_property

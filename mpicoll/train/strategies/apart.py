@@ -125,8 +125,8 @@ class _Apart(AllReduce):
         if config.survive and config.has_parts:
             raise ValueError(
                 f"strategy {config.strategy} does not take survive on a mesh with pipe or tensor, "
-                "because no replica has what another one has learnt: leave survive out, or give "
-                "strategy allreduce"
+                "because no other rank has a copy of the parameters of a replica: leave survive "
+                "out, or give strategy allreduce"
             )
 
     def is_exact(self, config: Config) -> bool:

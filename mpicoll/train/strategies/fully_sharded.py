@@ -91,7 +91,8 @@ class FullySharded(Strategy):
         # Every microbatch of a stage would gather its layers again.
         once = config.keep_gathered or config.axes["pipe"] > 1
         made = FreedBetweenSteps if once else FreedBehindLayers
-        return Meshed(partial(made, gather=config.gather))
+        how = " by broadcast" if config.gather == "broadcast" else ""
+        return Meshed(partial(made, gather=config.gather), how)
 
     def check(self, config: Config) -> None:
         one_of("gather", config.gather, GATHERS)

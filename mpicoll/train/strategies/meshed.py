@@ -63,10 +63,11 @@ class Meshed(Strategy):
 
     Args:
         replicas: What each replica has of the parameters of its stage.
+        how: What they do, behind the name of the strategy.
     """
 
-    def __init__(self, replicas: MakeReplicas = Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: MakeReplicas = Replicas, how: str = "") -> None:
+        self._replicas, self._how = replicas, how
 
     def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
         """Gradients and optimizer of the rank's own parameters."""
@@ -100,8 +101,7 @@ class Meshed(Strategy):
     def describe(self, config: Config) -> str:
         """The mesh, and the order of computation where there are stages."""
         axes = config.axes
-        whole = " by broadcast" if config.gather == "broadcast" else ""
-        found = f"{config.strategy}{whole}, mesh {config.mesh}"
+        found = f"{config.strategy}{self._how}, mesh {config.mesh}"
         if axes["pipe"] == 1:
             return found
         schedule = config.step_schedule

@@ -107,8 +107,6 @@ class StageTrainer(Training):
         return self._pipeline.doing
 
     def communication(self) -> list[Call]:
-        if not self._pipeline.replicas.are_alike:
-            return []  # it varies from step to step
         return self._pipeline.communication(min(self.sampler.batch, self.sampler.samples))
 
     def begin(self) -> None:
