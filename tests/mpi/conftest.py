@@ -49,6 +49,8 @@ AS_ON_FEW = (
     *("test_hooks.py", "test_imports.py", "test_model.py", "test_short_way.py"),
 )
 MOST = 3
+#: Of those, what needs four: meshes of two axes.
+OF_FOUR = ("test_train_mesh*.py",)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +99,11 @@ def events():
 def pytest_collection_modifyitems(items):
     from mpi4py import MPI
 
-    more = MPI.COMM_WORLD.size > MOST
+    size = MPI.COMM_WORLD.size
     for item in items:
         item.add_marker(pytest.mark.mpi)
-        if more and any(map(item.path.match, AS_ON_FEW)):
+        needs_it = size == 4 and any(map(item.path.match, OF_FOUR))
+        if size > MOST and not needs_it and any(map(item.path.match, AS_ON_FEW)):
             item.add_marker(pytest.mark.long)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mpicoll.base.arrays import Array
+from mpicoll.train.exchange.buckets import default_bucket
 from mpicoll.train.ranks.workers import Workers
 
 
@@ -20,7 +21,11 @@ def average(workers: Workers, arrays: Sequence[Array]) -> None:
     """Replace arrays by their means over the ranks; all of them or, where a rank dies, none."""
     means = [array.copy() for array in arrays] if workers.may_die else arrays
     for mean in means:
-        workers.sum(mean)
+        flat = mean.reshape(-1)
+        # In pieces, because a collective takes memory in proportion to its vector.
+        length = max(1, default_bucket(mean.nbytes) // mean.itemsize)
+        for start in range(0, flat.size, length):
+            workers.sum(flat[start : start + length])
         mean /= workers.size
     if workers.may_die:
         for array, mean in zip(arrays, means, strict=True):
