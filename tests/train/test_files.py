@@ -441,7 +441,7 @@ def test_an_estimate_counts_what_is_allocated():
     size = 4 * (100 * 50 + 50 + 50 * 10 + 10)
     config = Config(optimizer="adam", batch=64)
     needed = memory.estimate(config, 0, 1, model, whole)
-    assert (needed["gradients"], needed["optimizer"]) == (size + 4 * 100 * 50, 2 * size)
+    assert (needed["gradients"], needed["optimizer"]) == (size + 4 * (100 * 50 + 50), 2 * size)
     # What is kept; at the ReLU also the slopes by its outputs, by its inputs, and one array more.
     assert needed["activations"] == 4 * 64 * (100 + 50 + 3 * 50)
     sharded = memory.estimate(

@@ -167,10 +167,10 @@ def test_a_model_that_cannot_be_made_again_says_why_and_is_exported(tmp_path, mo
     [
         (lambda facts, _: facts["model"]["layers"][0].update(kind="exec"), "KeyError: 'exec'"),
         (lambda facts, _: facts["model"]["layers"][0].update(more=1), "unexpected keyword"),
-        (lambda facts, _: facts["model"].update(inputs=[13]), "has other parameters or buffers"),
+        (lambda facts, _: facts["model"].update(inputs=[13]), "have other parameters or buffers"),
         (lambda facts, _: facts["model"].pop("loss"), "KeyError: 'loss'"),
         (lambda facts, _: facts.pop("model"), "is of format 1, which does not say"),
-        (lambda _, arrays: arrays.pop("parameter/layer1.bias"), "has other parameters or buffers"),
+        (lambda _, arrays: arrays.pop("parameter/layer1.bias"), "have other parameters or buffers"),
     ],
 )
 def test_a_specification_that_is_not_understood_is_refused(tmp_path, change, words):
@@ -461,7 +461,7 @@ def test_a_checkpoint_without_the_buffers_of_its_model_is_refused(tmp_path):
     rewrite(
         checkpoints.find(tmp_path), lambda _, arrays: arrays.pop(max(filter(is_buffer, arrays)))
     )
-    with pytest.raises(ValueError, match="has other parameters or buffers than those"):
+    with pytest.raises(ValueError, match="have other parameters or buffers than those"):
         load_model(tmp_path)
 
 
