@@ -64,7 +64,7 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
 
     Raises:
         TypeError: not an intracommunicator.
-        RuntimeError: ``survive`` cannot be had in this launch; says why.
+        RuntimeError: ``survive`` is not available in this launch; says why.
         ValueError: the null communicator; or the environment of rank 0 has a setting
             (``MPICOLL_ALLREDUCE=ring``, ``MPICOLL_FALLBACK=warn``) that is not understood.
 
@@ -175,7 +175,7 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         are taken, and those that are not named stay as they are.
 
         Raises:
-            RuntimeError: ``mpicoll_survive`` cannot be had in this launch; says why.
+            RuntimeError: ``mpicoll_survive`` is not available in this launch; says why.
             ValueError: on all ranks, for a hint of mpicoll's that is not understood.
             MPI.Exception: on all ranks, where one passes the null handle.
         """

@@ -40,7 +40,7 @@ def survive(state: State) -> None:
     if state.alarm is not None:
         return
     if why := obstacle():
-        raise RuntimeError(f"survive=True cannot be had: {why}")
+        raise RuntimeError(f"survive=True is not available: {why}")
     state.family = Family(state.settings._replace(survive=True), state.family.places)
     if not state.connected:
         state.connect()

@@ -68,7 +68,7 @@ class Relay:
 
     @classmethod
     def open(cls, state: State) -> Relay | Unavailable:
-        """Make it; unavailable, on all ranks alike, where it cannot be had.  Collective."""
+        """Make it; unavailable, on all ranks alike, where that is not possible.  Collective."""
         if max(state.nodes) > 0:
             return Unavailable("the ranks are on several nodes")
         length = state.size * SLOTS * 2 * CHUNK

@@ -1,4 +1,4 @@
-"""What cannot be had on a communicator, and why."""
+"""What is not available on a communicator, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import NamedTuple
 
 
 class Unavailable(NamedTuple):
-    """In place of what cannot be had; the same on all ranks."""
+    """In place of what is not available; the same on all ranks."""
 
     reason: str

@@ -148,7 +148,7 @@ def test_the_death_of_who_hands_trials_out_ends_the_search(killed, space, tmp_pa
 
 def test_where_all_ranks_end_with_one_it_is_refused(space, tmp_path):
     options = SearchOptions(survive=True, out=str(tmp_path / "found"))
-    with pytest.raises(TrainingError, match="survive cannot be had: one process has no other"):
+    with pytest.raises(TrainingError, match="survive needs several processes"):
         search(Space.of(space), options)
     space["run"]["wire"] = "int8"
     with pytest.raises(ValueError, match="survive does not go together with wire int8"):

@@ -174,7 +174,7 @@ def test_a_launch_that_ends_with_its_first_rank_is_refused(mpirun, tmp_path):
     job = {"tests": str(launch.ROOT / "tests"), "deaths": [], "changes": {}, "command": True}
     done = mpirun(2, HERE / "surviving.py", json.dumps(job), limit=20)
     assert done.status == 1
-    assert done.err.count("error: survive cannot be had: ") == 1 and "--with-ft ulfm" in done.err
+    assert done.err.count("error: survive is not available: ") == 1 and "--with-ft ulfm" in done.err
     assert not done.out  # no data were read
 
 

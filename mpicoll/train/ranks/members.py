@@ -37,7 +37,7 @@ def require_survival() -> None:
 
     reason = survival_obstacle()
     if reason:
-        raise TrainingError(f"survive cannot be had: {reason}; or leave survive out")
+        raise TrainingError(f"survive is not available: {reason}; or leave survive out")
 
 
 class Wanted:

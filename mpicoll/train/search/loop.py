@@ -156,7 +156,7 @@ def _surviving(comm: MPI.Intracomm | None, base: Config) -> MPI.Intracomm:
     replace(base, survive=True)
     if comm is None:
         raise TrainingError(
-            "survive cannot be had: one process has no other that could go on; or leave survive out"
+            "survive needs several processes, and this is one: start more, or leave survive out"
         )
     from mpicoll.comm import Intracomm  # starts MPI
 
