@@ -21,9 +21,9 @@ from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks, memory, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
 from mpicoll.train.parallel.communication import Call, of_step
-from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
+from mpicoll.train.parallel.program import Failure, Span
 from mpicoll.train.parallel.replicas import MakeReplicas, Replicas
 from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled

@@ -142,7 +142,7 @@ class Replicas:
         return [self._group.sum_of_replicas(nbytes)] if length else []
 
 
-class Apart(Replicas):
+class Independent(Replicas):
     """Each has parameters of its own, and updates them by its own part of a batch."""
 
     are_alike = False

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks
 from mpicoll.train.parallel.agreement import Given, Group
-from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
+from mpicoll.train.parallel.executor import Executor
+from mpicoll.train.parallel.program import Failure, Plan, Span
 from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.stage import Stage
 from mpicoll.train.parallel.sums import Sums

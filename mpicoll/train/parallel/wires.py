@@ -141,7 +141,7 @@ class Wires:
         moved = self._left()
         for posted in self._posted.values():
             if posted and not _is_there(posted[0].request):
-                break  # what looked has moved all on that are to come
+                break  # one test makes progress for all
         return moved
 
     def _left(self) -> bool:
@@ -211,7 +211,7 @@ class Wires:
 
 
 def _is_there(request: MPI.Request) -> bool:
-    """Whether a message has arrived, or failed, which who takes it will be told."""
+    """Whether a message has arrived or failed; `take` raises the failure."""
     from mpi4py import MPI
 
     try:
