@@ -96,6 +96,10 @@ class LayerWeights(Weights):
         for _, coming in self._flying:
             coming.Test()
 
+    @property
+    def under_way(self) -> object:
+        return self._flying
+
     def close(self) -> None:
         self._own.arrays = {}
 

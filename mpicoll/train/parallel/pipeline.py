@@ -169,7 +169,7 @@ class Pipeline:
 
         Raises:
             TrainingError: A layer has failed on some rank, there are no samples, or not the same
-                number on all ranks.
+                number on all ranks; or an earlier step ended early, by a time limit or Ctrl-C.
             NotFinite: The loss or a gradient is not finite; the buffers are as before the step.
             ValueError: The schedule updates parameters by itself.
             TimeoutError: A message has not come within `MPICOLL_TIMEOUT`.

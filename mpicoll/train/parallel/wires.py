@@ -152,6 +152,11 @@ class Wires:
             self._leaving.popleft()
         return len(self._leaving) < before
 
+    @property
+    def under_way(self) -> object:
+        """What MPI may still read or write if the step ends early."""
+        return self._leaving, self._posted
+
     def finish(self) -> None:
         """Wait until all that was sent has left; all that was expected has been taken.
 
