@@ -100,7 +100,7 @@ ORDER = {
     "mpicoll.train.parallel": (
         "__init__ > pipeline > communication > runner > replicas > memory > "
         "timeline checks agreement > executor > stage layer_weights piece_sums > "
-        "weights sums wires > mesh stages layer_times > "
+        "weights sums wires program > mesh stages layer_times > "
         "shards parts fully_sharded > passes > "
         "rules parameter_shards > sharded gathered pieces > units conjugate > placements traffic"
     ),

@@ -23,7 +23,8 @@ from mpicoll.train.models import (
     Residual,
     Sequential,
 )
-from mpicoll.train.parallel.executor import Executor, Plan
+from mpicoll.train.parallel.executor import Executor
+from mpicoll.train.parallel.program import Plan
 from mpicoll.train.parallel.stage import Stage
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.weights import Weights

@@ -12,7 +12,8 @@ from stages import Breaks, alone, batches, pipedream_alone, problem, uneven, upd
 import mpicoll
 from mpicoll.train import TrainingError
 from mpicoll.train.models import BatchNorm, Dense, Layer, ReLU, Sequential, transformer
-from mpicoll.train.parallel import Mesh, NotFinite, Pipeline
+from mpicoll.train.parallel import Mesh, NotFinite, Pipeline, runner
+from mpicoll.train.parallel.replicas import FreedBehindLayers
 from mpicoll.train.parallel.wires import Parcel, Wire, Wires
 
 COMM = MPI.COMM_WORLD
@@ -396,3 +397,32 @@ def test_modules_of_pytorch_on_ranks(mesh):
         same_bits(gradients, expected)
         assert everything(gradients).keys() == expected.keys()
         pipeline.free()
+
+
+class Interrupts(Dense):
+    """Raises KeyboardInterrupt in its backward pass."""
+
+    def backward_input(self, *_):
+        raise KeyboardInterrupt
+
+
+def test_a_step_that_was_interrupted_is_the_last_of_its_pipeline(comm):
+    """Its collectives stay as they are: what MPI writes to must not be freed."""
+    layers = [Dense(200), Interrupts(200), Dense(200)]  # a sum for each
+    mesh = Mesh(comm, data=P)
+    pipeline = Pipeline(layers, mesh, microbatches=1, inputs=(200,), replicas=FreedBehindLayers)
+    batch = np.ones((2 * P, 200), np.float32), np.zeros(2 * P, int)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.step(*batch)
+    for call in (pipeline.step, pipeline.evaluate):
+        with pytest.raises(TrainingError, match="ended early, by KeyboardInterrupt; its messages"):
+            call(*batch)
+    pipeline.free()
+    del pipeline
+    (number, coming), *others = runner._under_way.pop(0)
+    summing = runner._under_way.pop(0)
+    assert (number, others, runner._under_way) == (0, [], [])
+    # All ranks were interrupted at the same place: so here the collectives can be completed.
+    assert {array.shape for array in coming.finish().values()} == {(200,), (200, 200)}
+    assert {layer for layer, _ in summing.finish()} == {2}
+    mesh.free()

@@ -1,9 +1,16 @@
 """Parameters that tasks gather layer by layer, each while the one before is used."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
+from mpicoll.train.models import precision
+from mpicoll.train.parallel import layer_weights
 from mpicoll.train.parallel.layer_weights import LayerWeights
+from mpicoll.train.parallel.piece_sums import PieceSums
+from mpicoll.train.parallel.pieces import Pieces
+from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.step.tasks import Task
 
 NAMES = {0: ("a.weight", "tied"), 2: ("b.weight",), 3: ("tied",), 5: ("c.weight", "c.bias")}
@@ -98,14 +105,120 @@ def test_what_stays_is_gathered_once_by_the_first_task_that_needs_it():
     assert set(own) == {"b.mean"}
 
 
-def test_what_there_was_no_memory_for_is_gathered_when_it_is_needed():
+def test_what_there_was_no_memory_for_is_gathered_by_the_end_of_the_task():
     made = Made(("F", 0))
     own, _ = made.weights.of(made.tasks[0])
     own["a.weight"]
     made.room = False
-    own["b.weight"]  # begun before
     with pytest.raises(MemoryError):
-        own["c.weight"]
+        own["b.weight"]  # is there, but the next one is not begun
     made.room = True
     made.weights.done(made.tasks[0], made.passed)
     assert made.begun == made.there == [0, 2, 3, 5]
+
+
+class Step:
+    """Two chunks of three layers, forward and backward, with real sums of their gradients.
+
+    Args:
+        fails: Which call that takes memory raises MemoryError; None for none of them.
+
+    Attributes:
+        order: Gathers and sums, as they begin.
+        calls: Calls that take memory, so far.
+        failed: Tasks that have failed.
+    """
+
+    names: ClassVar = {c: {n: [f"{n}.weight"] for n in range(3 * c, 3 * c + 3)} for c in (0, 1)}
+
+    def __init__(self, fails=None):
+        self.order, self.calls, self.fails, self.failed = [], 0, fails, []
+        kinds = [("F", 0), ("F", 1), ("B", 1), ("B", 0)]
+        self.tasks = [Task(kind, chunk, 0) for kind, chunk in kinds]
+        shapes = {(n, name): (2,) for own in self.names.values() for n, (name,) in own.items()}
+        pieces = {
+            chunk: Pieces({(n, *own[n]): 2 for n in reversed(own)}, Summing(self, chunk), most=2)
+            for chunk, own in self.names.items()
+        }
+        self.sums = PieceSums(shapes, np.dtype(float), range(1), pieces)
+        given = self.names, {}, np.dtype(float), self.tasks, False
+        self.weights = LayerWeights(self.start, *given)
+
+    def take_memory(self):
+        self.calls += 1
+        if self.calls - 1 == self.fails:
+            raise MemoryError
+
+    def start(self, layer, names):
+        self.take_memory()
+        self.order.append(f"gather {layer}")
+        return Whole(self, names)
+
+    def run(self):
+        """As the executor does."""
+        self.sums.begin()
+        for task in self.tasks:
+            try:
+                self._compute(task)
+            except MemoryError:
+                self.failed.append(str(task))
+            self.weights.done(task, self.sums.passed)
+            self.sums.done(task)
+        self.weights.close()
+        self.sums.close()
+
+    def _compute(self, task):
+        own, _ = self.weights.of(task)
+        layers = self.names[task.chunk]
+        for layer in layers if task.kind == "F" else reversed(layers):
+            (name,) = layers[layer]
+            assert own[name].tolist() == [1, 1]
+            if task.kind == "B":
+                self.sums.add((layer, name), np.full(2, layer), 0)
+
+
+class Whole:
+    def __init__(self, step, names):
+        self.step, self.names = step, names
+
+    def Test(self):
+        raise AssertionError("nobody polls")
+
+    def finish(self):
+        self.step.take_memory()
+        return {name: np.ones(2) for name in self.names}
+
+
+class Summing(Workers):
+    def __init__(self, step, chunk):
+        self.step, self.chunk = step, chunk
+
+    def start_reduce_scatter(self, values, own):
+        self.step.take_memory()
+        self.step.order.append(f"sum {self.chunk}")
+        return super().start_reduce_scatter(values, own)
+
+
+def run(fails, monkeypatch):
+    step = Step(fails)
+
+    def computing(arrays, dtype):
+        step.take_memory()
+        return precision.computing(arrays, dtype)
+
+    monkeypatch.setattr(layer_weights, "computing", computing)
+    step.run()
+    return step
+
+
+def test_gathers_and_sums_begin_in_one_order_wherever_memory_fails_once(monkeypatch):
+    usual = run(None, monkeypatch)
+    assert usual.failed == [] and usual.order.count("gather 2") == 2
+    assert usual.order[-7:] == [
+        *("gather 2", "sum 1", "gather 1", "sum 0", "gather 0", "sum 0", "sum 0"),
+    ]
+    for fails in range(usual.calls):
+        step = run(fails, monkeypatch)
+        # What fails before the first task is begun again by it.
+        assert len(step.failed) == (fails > 0), fails
+        assert step.order == usual.order, (fails, step.failed)

@@ -13,7 +13,7 @@ from mpicoll.train import TrainingError
 from mpicoll.train.exchange import tree
 from mpicoll.train.models import Dense, ReLU, Sequential
 from mpicoll.train.parallel import Mesh, Pipeline, layer_times, memory, stages
-from mpicoll.train.parallel.executor import Span
+from mpicoll.train.parallel.program import Span
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.timeline import Record, Timeline
 from mpicoll.train.step import core

@@ -16,8 +16,8 @@ from mpicoll.base.arrays import Array
 from mpicoll.schedule.layout import part
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.exchange import norms, tree
-from mpicoll.train.parallel.executor import Failure
 from mpicoll.train.parallel.mesh import Axis, Mesh
+from mpicoll.train.parallel.program import Failure
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.ranks.workers import (
     AllReduceWorkers,

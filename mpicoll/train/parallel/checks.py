@@ -9,7 +9,7 @@ from mpicoll.base.wording import plural
 from mpicoll.train.data.batch import Batch
 from mpicoll.train.models.layers import Layer
 from mpicoll.train.models.networks import Sequential
-from mpicoll.train.parallel.executor import Plan
+from mpicoll.train.parallel.program import Plan
 from mpicoll.train.parallel.wires import MOST
 from mpicoll.train.step import core
 from mpicoll.train.step.catalogue import Schedule

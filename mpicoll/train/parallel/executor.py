@@ -11,87 +11,19 @@ import math
 import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
 from mpicoll.base.arrays import Array
 from mpicoll.train.data.batch import Batch
-from mpicoll.train.models.chunks import Chunk, Slopes
+from mpicoll.train.models.chunks import Slopes
 from mpicoll.train.models.layers import random_states, set_random_states
-from mpicoll.train.models.losses import Loss
+from mpicoll.train.parallel.program import Failure, Held, Plan, Span
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.weights import Update, Weights
 from mpicoll.train.parallel.wires import Parcel, Wire, Wires
 from mpicoll.train.step.tasks import RECEIVES, Task
-
-
-class Span(NamedTuple):
-    """When a task was done, by this rank's clock."""
-
-    task: Task
-    start: float
-    end: float
-
-
-class Failure(NamedTuple):
-    """What has gone wrong on this rank.
-
-    Attributes:
-        text: In words.
-        error: The exception; None where a loss or a gradient is not finite.
-    """
-
-    text: str
-    error: Exception | None = None
-
-    @classmethod
-    def of(cls, place: object, error: Exception) -> Failure:
-        """An exception, and where it was raised."""
-        return cls(f"{place}: {type(error).__name__}: {error}", error)
-
-
-class Plan(NamedTuple):
-    """What stays the same in every step.
-
-    Attributes:
-        program: Tasks of this rank, messages included.
-        chunks: Of this rank, by number.
-        last: Number of the model's last chunk.
-        loss: Of its outputs.
-        place: Which rank has a chunk.
-        shapes: Of a sample on each edge between two chunks, by its number.
-        dtype: Of what edges carry.
-        recomputes: Whether the program runs forward passes again.
-    """
-
-    program: Sequence[Task]
-    chunks: Mapping[int, Chunk]
-    last: int
-    loss: Loss
-    place: Callable[[int], int]
-    shapes: Mapping[int, tuple[int, ...]]
-    dtype: np.dtype[Any]
-    recomputes: bool
-
-
-class _Held(NamedTuple):
-    """What is kept of a microbatch between its passes over a chunk.
-
-    Attributes:
-        inputs: To run the forward pass again with; None where memories are kept.
-        buffers, states: As they were before the forward pass, for the same.
-        memories: Of the layers.
-        slopes: Of the loss, by the outputs of the last chunk.
-        kept: Of the first part of the backward pass, for the second.
-    """
-
-    inputs: Array | None = None
-    buffers: dict[str, Array] | None = None
-    states: list[Any] | None = None
-    memories: list[Any] | None = None
-    slopes: Array | None = None
-    kept: list[Any] | None = None
 
 
 class Executor:
@@ -137,7 +69,7 @@ class Executor:
         self._update, self._spans = update, spans
         # What has been handed on, by direction, edge and microbatch; None is what is lost.
         self._values: dict[tuple[str, int, int], Array | None] = {}
-        self._kept: dict[tuple[int, int], _Held] = {}
+        self._kept: dict[tuple[int, int], Held] = {}
         self._lost: set[int] = set()  # microbatches that have failed here or elsewhere
         self.samples = sum(len(batch.samples) for batch in batches)
         self._doing: dict[str, Callable[[Task, Array | None], None]] = {
@@ -302,10 +234,10 @@ class Executor:
         chunk, batch = self._plan.chunks[task.chunk], self._batches[task.microbatch]
         parameters, rounded = self._weights.of(task)
         values = batch.inputs if given is None else given
-        held = _Held()
+        held = Held()
         if self._sums is not None and self._plan.recomputes:
             buffers = {name: parameters[name].copy() for name in self._buffers[task.chunk]}
-            held = _Held(values, buffers, random_states(chunk.layers))
+            held = Held(values, buffers, random_states(chunk.layers))
         trained = None if self._sums is None else batch
         outputs, memories = chunk.forward(parameters, values, trained, rounded, self._poll)
         slopes = None
@@ -313,7 +245,7 @@ class Executor:
             slopes = self._measure(task, outputs)
         if self._sums is not None:
             if not self._plan.recomputes:
-                held = _Held(memories=memories, slopes=slopes)
+                held = Held(memories=memories, slopes=slopes)
             self._kept[task[1:3]] = held
             self.held = max(self.held, len(self._kept))
         self._hand_on(task, outputs)
@@ -347,7 +279,7 @@ class Executor:
             if now is not None:
                 set_random_states(chunk.layers, now)
         slopes = self._measure(task, outputs) if task.chunk == self._plan.last else None
-        self._kept[task[1:3]] = _Held(memories=memories, slopes=slopes)
+        self._kept[task[1:3]] = Held(memories=memories, slopes=slopes)
 
     def _backward(self, task: Task, given: Array | None) -> None:
         parameters, rounded = self._weights.of(task)
@@ -372,7 +304,7 @@ class Executor:
             rounded,
             self._poll,
         )
-        self._kept[task[1:3]] = _Held(memories=held.memories, kept=kept)
+        self._kept[task[1:3]] = Held(memories=held.memories, kept=kept)
         self._hand_on(task, error)
 
     def _backward_weight(self, task: Task, given: Array | None) -> None:

@@ -70,7 +70,8 @@ class LayerWeights(Weights):
         self._due: int | None = None  # of the task under way
         self._own = _Own(buffers, self._take)
         self.most, self.waited = 1, 0.0
-        self._start_ahead()
+        with suppress(MemoryError):  # the first task begins it, if there is no memory for it yet
+            self._start_next()
 
     def of(self, task: Task) -> tuple[Parameters, Rounding]:
         self._begin()
@@ -80,9 +81,11 @@ class LayerWeights(Weights):
     def done(self, task: Task, passed: Callable[[Task, int], object]) -> None:
         self._begin()
         while self._due:
+            self._start_next()  # before the sum of the layer that was taken last
             if self._layer is not None:
                 passed(task, self._layer)
             self._take()
+        self._start_next()  # before the sums of the last layer
         self._layer = None
         self._counts.popleft()
         self._due = None
@@ -92,6 +95,10 @@ class LayerWeights(Weights):
     def poll(self) -> None:
         for _, coming in self._flying:
             coming.Test()
+
+    @property
+    def under_way(self) -> object:
+        return self._flying
 
     def close(self) -> None:
         self._own.arrays = {}
@@ -107,18 +114,14 @@ class LayerWeights(Weights):
             self._own.arrays = {}  # before the next ones are there
         self._start_next()  # unless it was begun before
         asked = time.perf_counter()
-        self._layer, coming = self._flying[0]
+        layer, coming = self._flying[0]
         found = coming.finish()
         self.waited += time.perf_counter() - asked
         self._flying.popleft()
+        self._layer = layer
         self._due -= 1
+        self._start_next()  # if this fails, so does the task: its sums must not come before
         self._own.arrays |= computing(found, self._dtype)[0]
-        self._start_ahead()
-
-    def _start_ahead(self) -> None:
-        # If there is no memory for it yet, `_take` begins it.
-        with suppress(MemoryError):
-            self._start_next()
 
     def _start_next(self) -> None:
         if self._next and not self._flying:

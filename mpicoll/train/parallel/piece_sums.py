@@ -70,6 +70,10 @@ class PieceSums(Sums):
         if self._flying is not None:
             self._flying.Test()
 
+    @property
+    def under_way(self) -> object:
+        return self._flying
+
     def close(self) -> None:
         super().close()
         self._await()

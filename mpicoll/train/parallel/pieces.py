@@ -154,12 +154,24 @@ class Pieces(Generic[Key]):
             own: This rank's pieces, of one axis.
             dtype: Type in which values travel.
         """
-        places, rows = self._places[index], self._empty(index, dtype)
+        return self._begin_gather(index, self._filled(index, own, dtype))
+
+    def start_gathers(self, own: Mapping[Key, Array], dtype: DTypeLike) -> list[Gathering[Key]]:
+        """As `start_gather`, of all vectors; nothing has begun if there is no memory for all."""
+        every = [self._filled(index, own, dtype) for index in range(len(self._places))]
+        return [self._begin_gather(index, rows) for index, rows in enumerate(every)]
+
+    def _filled(self, index: int, own: Mapping[Key, Array], dtype: DTypeLike) -> Array:
+        """Rows of a vector with this rank's pieces in them."""
+        rows = self._empty(index, dtype)
         row = rows[self._workers.rank % self._rows]
-        for key, (start, _) in places.items():
+        for key, (start, _) in self._places[index].items():
             row[start : start + own[key].size] = own[key]
+        return rows
+
+    def _begin_gather(self, index: int, rows: Array) -> Gathering[Key]:
         running = self._start_gather(index, sendable(rows.reshape(-1)))
-        return Gathering(running, rows, places)
+        return Gathering(running, rows, self._places[index])
 
     def _start_gather(self, index: int, vector: Array) -> Running:
         return self._workers.start_share(vector)

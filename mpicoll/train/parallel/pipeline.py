@@ -21,9 +21,9 @@ from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks, memory, stages
 from mpicoll.train.parallel.agreement import Given, Group, NotFinite
 from mpicoll.train.parallel.communication import Call, of_step
-from mpicoll.train.parallel.executor import Failure, Span
 from mpicoll.train.parallel.mesh import Mesh
 from mpicoll.train.parallel.parts import Parts
+from mpicoll.train.parallel.program import Failure, Span
 from mpicoll.train.parallel.replicas import MakeReplicas, Replicas
 from mpicoll.train.parallel.runner import Runner
 from mpicoll.train.parallel.stage import Stage, modelled
@@ -169,7 +169,7 @@ class Pipeline:
 
         Raises:
             TrainingError: A layer has failed on some rank, there are no samples, or not the same
-                number on all ranks.
+                number on all ranks; or an earlier step ended early, by a time limit or Ctrl-C.
             NotFinite: The loss or a gradient is not finite; the buffers are as before the step.
             ValueError: The schedule updates parameters by itself.
             TimeoutError: A message has not come within `MPICOLL_TIMEOUT`.

@@ -142,7 +142,7 @@ class Replicas:
         return [self._group.sum_of_replicas(nbytes)] if length else []
 
 
-class Apart(Replicas):
+class Independent(Replicas):
     """Each has parameters of its own, and updates them by its own part of a batch."""
 
     are_alike = False
@@ -164,8 +164,8 @@ class OwnedPieces(Replicas):
     sums: PieceSums
 
     def __init__(self, stage: Stage, group: Group, dtype: np.dtype) -> None:
+        group.data.connect()  # collective: before anything that may fail on one rank
         super().__init__(stage, group, dtype)
-        group.data.connect()
         sizes = {name: prod(shape) for name, shape in self._shapes.items()}
         self._parameters = self._divided(sizes, self._most)
 
@@ -215,8 +215,14 @@ class OwnedPieces(Replicas):
         return whole.reshape(-1)[first:last]
 
     def step_nbytes(self) -> dict[str, int]:
-        longest = max(pieces.longest for pieces in self._gradients.values())
+        # Gradients are exchanged chunk by chunk; parameters of all chunks, by `changed`.
+        longest = max(self._longest_gradients, self._parameters.longest)
         return {**super().step_nbytes(), "exchanged pieces": longest * self._wide.itemsize}
+
+    @property
+    def _longest_gradients(self) -> int:
+        """Elements of the longest vector of gradients that goes through a collective."""
+        return max(pieces.longest for pieces in self._gradients.values())
 
     def collectives(self, program: Sequence[Task]) -> list[tuple[str, int]]:
         gather, reduce = self._parameters.collectives
@@ -320,11 +326,7 @@ class FreedBetweenSteps(OwnedPieces):
         return LayerWeights(self._start, *given)
 
     def _start(self, layer: int, names: Sequence[str]) -> _Layer:
-        pieces = self._of_layer(names)
-        parts = [
-            pieces.start_gather(number, self.weights.views, self._dtype)
-            for number in range(len(pieces.vectors))
-        ]
+        parts = self._of_layer(names).start_gathers(self.weights.views, self._dtype)
         return _Layer(parts, {name: self._shapes[name] for name in names}, self._dtype)
 
     def _of_layer(self, names: Sequence[str]) -> Pieces[str]:
@@ -335,7 +337,7 @@ class FreedBetweenSteps(OwnedPieces):
 
     def step_nbytes(self) -> dict[str, int]:
         wide = max(4, self._dtype.itemsize)  # layers of narrow types compute in float32
-        pieces = OwnedPieces.step_nbytes(self)["exchanged pieces"]
+        pieces = self._longest_gradients * self._wide.itemsize
         return {"exchanged pieces": pieces, "gathered parameters": self._gathered_nbytes(wide)}
 
     def _gathered_nbytes(self, item: int) -> int:

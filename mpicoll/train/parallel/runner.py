@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from mpicoll.train.models.networks import Sequential
 from mpicoll.train.parallel import checks
 from mpicoll.train.parallel.agreement import Given, Group
-from mpicoll.train.parallel.executor import Executor, Failure, Plan, Span
+from mpicoll.train.parallel.executor import Executor
+from mpicoll.train.parallel.program import Failure, Plan, Span
 from mpicoll.train.parallel.replicas import Replicas
 from mpicoll.train.parallel.stage import Stage
 from mpicoll.train.parallel.sums import Sums
 from mpicoll.train.parallel.weights import Update
 from mpicoll.train.parallel.wires import Wires
+from mpicoll.train.ranks.workers import TrainingError
 from mpicoll.train.step.catalogue import Schedule
 from mpicoll.train.step.tasks import Task
+
+#: What MPI may still read or write, of runs that ended early: other ranks may begin the same
+#: collectives, or send, at any time.
+_under_way: list[object] = []
 
 
 class Runner:
@@ -48,6 +54,7 @@ class Runner:
         self._replicas = replicas
         self._starts, self._stage, self._wires = starts, stage, wires
         self._executor: Executor | None = None
+        self._ended_by = ""  # what has ended a run early, in words
         self.is_last = schedule.chunks - 1 in stage.chunks
         self.versions, self.waited = 1, 0.0
 
@@ -80,7 +87,15 @@ class Runner:
             plan: What to do.
             given: The batch.
             sums, update, spans: As of `Executor`.
+
+        Raises:
+            TrainingError: A run before has ended early, as by a time limit or Ctrl-C.
         """
+        if self._ended_by:
+            raise TrainingError(
+                f"a step of this pipeline ended early, by {self._ended_by}; its messages may still "
+                "come: make a new mesh and pipeline on all ranks"
+            )
         stage = self._stage
         batches, failure = self._group.batches(given, alone=update is not None)
         if failure is None:
@@ -98,7 +113,13 @@ class Runner:
         executor = self._executor = Executor(
             plan, self._wires, weights, stage.buffer_names, sums, batches, update, spans, failure
         )
-        executor.run()
+        try:
+            executor.run()
+        except BaseException as error:
+            self._ended_by = f"{type(error).__name__}: {error}".removesuffix(": ")
+            parts = weights, sums, self._wires
+            _under_way.extend(part.under_way for part in parts if part is not None)
+            raise
         self.versions = weights.most
         self.waited = weights.waited + (0.0 if sums is None else sums.waited)
         return executor

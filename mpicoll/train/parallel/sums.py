@@ -92,6 +92,11 @@ class Sums:
     def poll(self) -> None:
         """Move on what is under way."""
 
+    @property
+    def under_way(self) -> object:
+        """What MPI may still read or write if the step ends early; None for nothing."""
+        return None
+
     def close(self) -> None:
         """The step is complete; what nothing was added to is zero."""
         if self._leaves is None:

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from mpicoll.base.files import write_atomically
-from mpicoll.train.parallel.executor import Span
 from mpicoll.train.parallel.mesh import Mesh
+from mpicoll.train.parallel.program import Span
 from mpicoll.train.step import core
 from mpicoll.train.step.catalogue import Schedule
 from mpicoll.train.step.tasks import RECEIVES, SENDS, Task

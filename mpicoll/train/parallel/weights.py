@@ -85,6 +85,11 @@ class Weights:
     def poll(self) -> None:
         """Move on what is under way."""
 
+    @property
+    def under_way(self) -> object:
+        """What MPI may still read or write if the step ends early; None for nothing."""
+        return None
+
     def update(self, chunk: int, update: Update, gradients: dict[str, Array] | None) -> None:
         """Make the next version of a chunk; without gradients, an equal one."""
         kept = self._kept[chunk]

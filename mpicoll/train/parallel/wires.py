@@ -141,7 +141,7 @@ class Wires:
         moved = self._left()
         for posted in self._posted.values():
             if posted and not _is_there(posted[0].request):
-                break  # what looked has moved all on that are to come
+                break  # one test makes progress for all
         return moved
 
     def _left(self) -> bool:
@@ -151,6 +151,11 @@ class Wires:
         while self._leaving and self._leaving[0][0].Test():
             self._leaving.popleft()
         return len(self._leaving) < before
+
+    @property
+    def under_way(self) -> object:
+        """What MPI may still read or write if the step ends early."""
+        return self._leaving, self._posted
 
     def finish(self) -> None:
         """Wait until all that was sent has left; all that was expected has been taken.
@@ -211,7 +216,7 @@ class Wires:
 
 
 def _is_there(request: MPI.Request) -> bool:
-    """Whether a message has arrived, or failed, which who takes it will be told."""
+    """Whether a message has arrived or failed; `take` raises the failure."""
     from mpi4py import MPI
 
     try:

@@ -138,13 +138,6 @@ class Workers:
     def broadcast(self, values: Array, root: int = 0) -> None:
         """Replace `values` on all ranks by those of one, rank 0."""
 
-    def sum_parts(self, values: Array, own: Array) -> None:
-        """Put this rank's even part of the sum of the ranks' `values` into `own`."""
-        own[...] = values
-
-    def fill(self, values: Array) -> None:
-        """Fill in, on all ranks, every rank's even part of `values`."""
-
     def gather(self, fact: T) -> list[T]:
         """The (small) facts of all ranks, in rank order, on all ranks."""
         return [fact]
@@ -253,16 +246,6 @@ class AllReduceWorkers(Workers):
 
     def broadcast(self, values: Array, root: int = 0) -> None:
         self._comm.Bcast(values, root=root)
-
-    def sum_parts(self, values: Array, own: Array) -> None:
-        counts = list(even(values.size, self.size).counts)
-        choice = self._choice_for("reduce_scatter", values.nbytes)
-        self._comm.Reduce_scatter(values, own, counts, op=self._operator, **choice)
-
-    def fill(self, values: Array) -> None:
-        counts = list(even(values.size, self.size).counts)
-        choice = self._choice_for("allgather", values.nbytes)
-        self._comm.Allgatherv(self._in_place, [values, counts], **choice)
 
     def gather(self, fact: T) -> list[T]:
         return self._comm.allgather(fact)

@@ -16,7 +16,7 @@ from mpicoll.train.config import Config
 from mpicoll.train.exchange import transfers
 from mpicoll.train.exchange.transfers import MakeTransfer
 from mpicoll.train.models.flat import Flat
-from mpicoll.train.parallel.replicas import Apart
+from mpicoll.train.parallel.replicas import Independent
 from mpicoll.train.ranks.workers import Workers
 from mpicoll.train.strategies.allreduce import AllReduce
 from mpicoll.train.strategies.holding import Holding
@@ -88,7 +88,7 @@ class _OnMesh(Meshed):
     """
 
     def __init__(self, strategy: _Apart) -> None:
-        super().__init__(Apart)
+        super().__init__(Independent)
         self._strategy = strategy
 
     def memory(self, config: Config, rank: int, ranks: int, holding: Holding) -> dict[str, int]:
