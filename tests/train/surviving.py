@@ -5,8 +5,10 @@ The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of t
 of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
 counted from its first step; ``stopped``: seconds for which one is that stops; ``room``: bytes that
 are left from then on to one that does not die, but fills up; ``batch norm``; ``command``: as
-``mpicoll train`` does.  Each rank that is left prints what it has found, and the first how far that
-is from one process.
+``mpicoll train`` does; ``refused``: a path, made by ranks that wait until another one has died and
+then fail with the same error, and awaited by one that dies then; ``locks``: paths of which ranks
+print, when the training has failed, which are still locked.  Each rank that is left prints what it
+has found, and the first how far that is from one process.
 """
 
 # ruff: noqa: E402 - threads are limited before NumPy is loaded
@@ -16,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zlib
 from dataclasses import replace
 from functools import partial
@@ -29,8 +32,10 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.base.deaths import dead
+from mpicoll.base.locks import is_held
 from mpicoll.comm import exit_on_exception
-from mpicoll.train import Config, Sequential, data, main, run
+from mpicoll.train import Config, Sequential, TrainingError, data, main, run
 from mpicoll.train.driver import checkpoints, memory
 from mpicoll.train.models import BatchNorm, Dense, ReLU
 
@@ -46,6 +51,16 @@ def die(how):
     if how == "fill":
         memory.available = lambda: JOB["room"]
         return
+    if how == "refuse":
+        Path(JOB["refused"]).touch()
+        while not dead(MPI.COMM_WORLD):
+            MPI.COMM_SELF.Iprobe()  # MPI hears of deaths in its calls
+            time.sleep(0.01)
+        time.sleep(0.3)  # those that sleep see it, too
+        raise TrainingError("the data are worn out")
+    if how == "when refused":
+        while not os.path.exists(JOB["refused"]):
+            time.sleep(0.01)
     if how == "exit":
         os._exit(3)
     if how == "stop":
@@ -89,15 +104,21 @@ def start(config):
             signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
         steps.append(step.number)
 
-    result = run(
-        config,
-        comm,
-        dataset=clouds(),
-        model=model(),
-        on_step=on_step,
-        on_epoch=lambda epoch: epochs.append(epoch.number),
-        quiet=True,
-    )
+    try:
+        result = run(
+            config,
+            comm,
+            dataset=clouds(),
+            model=model(),
+            on_step=on_step,
+            on_epoch=lambda epoch: epochs.append(epoch.number),
+            quiet=True,
+        )
+    except TrainingError:
+        if "locks" in JOB:
+            held = [path for path in JOB["locks"] if is_held(path)]
+            print(json.dumps({"rank": comm.rank, "held": held}), flush=True)
+        raise
     if config.strategy == "fsdp" or config.mesh:  # a rank has parts
         arrays, _ = checkpoints.load(checkpoints.find(Path(config.checkpoint)), ("parameter",))
         whole = {name.removeprefix("parameter/"): array for name, array in arrays.items()}

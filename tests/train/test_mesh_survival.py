@@ -82,12 +82,16 @@ def test_too_few_are_left_for_a_replica(train, tmp_path):
 
 
 def test_memory_is_estimated_anew_for_fewer_replicas(train, tmp_path):
-    """Of four microbatches each holds all, and has twice as many of them."""
-    changes = {"mesh": PIPE, "model": "mlp", "checkpoint": str(tmp_path / "c")}
-    deaths = [[0, "kill", STEP, 15], *([rank, "fill", SEATS, 1] for rank in (1, 3))]
-    done = train(4, deaths, {**changes, "pipeline_schedule": "gpipe"}, room=1000)
+    """Of four microbatches each holds all, and has twice as many of them; the run ends unlocked."""
+    metrics, checkpoint = tmp_path / "m", str(tmp_path / "c")
+    changes = {"mesh": PIPE, "model": "mlp", "metrics": str(metrics), "checkpoint": checkpoint}
+    deaths = [[2, "kill", STEP, 15], *([rank, "fill", SEATS, 1] for rank in (0, 1, 3))]
+    locks = [str(metrics / "rank-0.jsonl"), checkpoint]
+    done = train(4, deaths, {**changes, "pipeline_schedule": "gpipe"}, room=1000, locks=locks)
     assert "stage 0 of 2 (rank 0) needs" in done.err and "this node has" in done.err
-    assert "held microbatches" in done.err and not done.out
+    assert "held microbatches" in done.err
+    found, _ = results(done)
+    assert set(found) == {0, 1, 3} and found[0]["held"] == []  # rank 0 has held them
 
 
 # --- long ---
