@@ -2,9 +2,10 @@
 
 The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
 ``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
-of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
-counted from its first step; ``stopped``: seconds for which one is that stops; ``room``: bytes that
-are left from then on to one that does not die, but fills up; ``batch norm``; ``command``: as
+of ``mpicoll.train`` for the so manieth time; ``after``: [rank, first, seconds, last]: it is killed
+so many seconds after its step ``first``, in whatever it does then, or after its step ``last``, if
+that is earlier; ``stopped``: seconds for which one is that stops; ``room``: bytes that are left
+from then on to one that does not die, but fills up; ``batch norm``; ``command``: as
 ``mpicoll train`` does; ``refused``: a path, made by ranks that wait until another one has died and
 then fail with the same error, and awaited by one that dies then; ``locks``: paths of which ranks
 print, when the training has failed, which are still locked.  Each rank that is left prints what it
@@ -95,13 +96,15 @@ def difference(result, reference):
 @exit_on_exception()
 def start(config):
     comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
-    victim, seconds = JOB.get("after") or (None, 0)
+    victim, first, seconds, last = JOB.get("after") or (None, 0, 0, 0)
     steps, epochs = [], []
 
     def on_step(step):
-        if comm.rank == victim and not steps:
+        if comm.rank == victim and step.number == first:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+        if comm.rank == victim and step.number == last:
+            os.kill(os.getpid(), signal.SIGKILL)
         steps.append(step.number)
 
     try:

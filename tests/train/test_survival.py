@@ -301,19 +301,16 @@ def test_deaths_at_random(train, tmp_path, seed):
     where = draw.choice([STEP, SUMS, UPDATE, EVALUATION])
     how = draw.choice(["kill", "exit"])
     deaths = [[other, how, where, draw.randrange(1, 30)]] if seed % 2 and ranks > 3 else []
-    done = train(
-        ranks,
-        deaths,
-        changes,
-        draw.choice(["auto", "mpi"]),
-        after=[victim, draw.uniform(0, 0.5)],
-    )
+    transport, last = draw.choice(["auto", "mpi"]), 10 * STEPS - 1
+    after = [victim, draw.randrange(1, last), draw.uniform(0, 0.02), last]
+    done = train(ranks, deaths, changes, transport, after=after)
     if deaths and "before the first checkpoint was written" in done.err:
         assert strategy in ("zero1", "fsdp") and not done.out
         return
     found, err = results(done)
     dead = [victim, *(rank for rank, *_ in deaths)]
     gone = set(range(ranks)) - set(found)
+    assert victim in gone, err  # the other one may not do so often what it dies of
     # Open MPI 5.0 may crash ranks that hear of a second death within MPI_Comm_shrink.
     crashed = err.count("(ompi_comm_revoke_local+")
     assert len(gone - set(dead)) <= crashed, err
