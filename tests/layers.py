@@ -115,8 +115,9 @@ ORDER = {
     "mpicoll.train.servers": "__init__ > replica > client server > shard > messages consistency",
     "mpicoll.train.strategies": (
         "__init__ > parameter_server apart fully_sharded > allreduce server_trainer > "
-        "lockstep placement meshed > protocol stage_trainer > retained training shared > "
-        "copies gradients balance mixing evaluated holding > kept buffers"
+        "lockstep placement meshed > protocol stage_trainer > stage_state > "
+        "retained training shared > copies gradients balance mixing evaluated holding > "
+        "kept buffers"
     ),
     "mpicoll.train.driver": (
         "__init__ > console > loop evaluation > attempt > epochs > "

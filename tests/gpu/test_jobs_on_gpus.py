@@ -86,13 +86,15 @@ def test_a_rank_that_is_killed_while_another_waits_on_its_gpu(mpirun, tmp_path):
 
 SURVIVAL = """
 import json, os, signal, sys, time
+from pathlib import Path
 import cupy
 from mpi4py import MPI
 sys.path[:0] = json.loads(sys.argv[1])
 import mpicoll, sharing
 
-how = sys.argv[2]
+how, folder = sys.argv[2], Path(sys.argv[3])
 world = MPI.COMM_WORLD
+others = [folder / f"calling-{rank}" for rank in range(world.size) if rank != 1]
 cupy.cuda.Device(world.rank % cupy.cuda.runtime.getDeviceCount()).use()
 with sharing.allowed():
     comm = mpicoll.Intracomm(world, survive=True)
@@ -104,7 +106,9 @@ with sharing.allowed():
     print("by", transport, flush=True)
     world.Barrier()
     if world.rank == 1:
-        time.sleep(1)
+        while not all(marker.exists() for marker in others):
+            time.sleep(0.01)
+        time.sleep(0.5)  # from there to the wait on the GPU
         os.kill(os.getpid(), signal.SIGKILL)
     calls = {
         "blocking": lambda: comm.Allreduce(x, y),
@@ -113,6 +117,7 @@ with sharing.allowed():
         "register": lambda: mpicoll.cuda.register(x, comm),
         "init": lambda: comm.Allreduce_init(x, y),
     }
+    (folder / f"calling-{world.rank}").touch()
     try:
         while True:
             calls[how]()
@@ -136,7 +141,8 @@ left.leave()
 def test_the_others_go_on_when_a_rank_dies_while_they_wait_on_their_gpus(mpirun, tmp_path, how):
     (tmp_path / "survival.py").write_text(SURVIVAL)
     paths = json.dumps([str(Path(sharing.__file__).parent)])
-    done = mpirun(3, tmp_path / "survival.py", paths, how, options=deaths.FAULT_TOLERANT)
+    given = (paths, how, tmp_path)
+    done = mpirun(3, tmp_path / "survival.py", *given, options=deaths.FAULT_TOLERANT)
     lines = done.out.splitlines()
     if "by cuda_ipc" not in lines:
         pytest.skip(lines[0] if lines else done.err)

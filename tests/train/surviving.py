@@ -2,11 +2,14 @@
 
 The argument is a JSON object: ``tests``, this folder's parent; ``changes`` of the configuration;
 ``deaths``, a list of [rank, how, where, times]: the rank dies when it is about to call a function
-of ``mpicoll.train`` for the so manieth time; ``after``: [rank, seconds], in whatever it does then,
-counted from its first step; ``stopped``: seconds for which one is that stops; ``room``: bytes that
-are left from then on to one that does not die, but fills up; ``batch norm``; ``command``: as
-``mpicoll train`` does.  Each rank that is left prints what it has found, and the first how far that
-is from one process.
+of ``mpicoll.train`` for the so manieth time; ``after``: [rank, first, seconds, last]: it is killed
+so many seconds after its step ``first``, in whatever it does then, or after its step ``last``, if
+that is earlier; ``stopped``: seconds for which one is that stops; ``room``: bytes that are left
+from then on to one that does not die, but fills up; ``batch norm``; ``command``: as
+``mpicoll train`` does; ``refused``: a path, made by ranks that wait until another one has died and
+then fail with the same error, and awaited by one that dies then; ``locks``: paths of which ranks
+print, when the training has failed, which are still locked.  Each rank that is left prints what it
+has found, and the first how far that is from one process.
 """
 
 # ruff: noqa: E402 - threads are limited before NumPy is loaded
@@ -16,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zlib
 from dataclasses import replace
 from functools import partial
@@ -29,8 +33,10 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.base.deaths import dead
+from mpicoll.base.locks import is_held
 from mpicoll.comm import exit_on_exception
-from mpicoll.train import Config, Sequential, data, main, run
+from mpicoll.train import Config, Sequential, TrainingError, data, main, run
 from mpicoll.train.driver import checkpoints, memory
 from mpicoll.train.models import BatchNorm, Dense, ReLU
 
@@ -46,6 +52,16 @@ def die(how):
     if how == "fill":
         memory.available = lambda: JOB["room"]
         return
+    if how == "refuse":
+        Path(JOB["refused"]).touch()
+        while not dead(MPI.COMM_WORLD):
+            MPI.COMM_SELF.Iprobe()  # MPI hears of deaths in its calls
+            time.sleep(0.01)
+        time.sleep(0.3)  # those that sleep see it, too
+        raise TrainingError("the data are worn out")
+    if how == "when refused":
+        while not os.path.exists(JOB["refused"]):
+            time.sleep(0.01)
     if how == "exit":
         os._exit(3)
     if how == "stop":
@@ -80,24 +96,32 @@ def difference(result, reference):
 @exit_on_exception()
 def start(config):
     comm = mpicoll.Intracomm(MPI.COMM_WORLD, survive=True)
-    victim, seconds = JOB.get("after") or (None, 0)
+    victim, first, seconds, last = JOB.get("after") or (None, 0, 0, 0)
     steps, epochs = [], []
 
     def on_step(step):
-        if comm.rank == victim and not steps:
+        if comm.rank == victim and step.number == first:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+        if comm.rank == victim and step.number == last:
+            os.kill(os.getpid(), signal.SIGKILL)
         steps.append(step.number)
 
-    result = run(
-        config,
-        comm,
-        dataset=clouds(),
-        model=model(),
-        on_step=on_step,
-        on_epoch=lambda epoch: epochs.append(epoch.number),
-        quiet=True,
-    )
+    try:
+        result = run(
+            config,
+            comm,
+            dataset=clouds(),
+            model=model(),
+            on_step=on_step,
+            on_epoch=lambda epoch: epochs.append(epoch.number),
+            quiet=True,
+        )
+    except TrainingError:
+        if "locks" in JOB:
+            held = [path for path in JOB["locks"] if is_held(path)]
+            print(json.dumps({"rank": comm.rank, "held": held}), flush=True)
+        raise
     if config.strategy == "fsdp" or config.mesh:  # a rank has parts
         arrays, _ = checkpoints.load(checkpoints.find(Path(config.checkpoint)), ("parameter",))
         whole = {name.removeprefix("parameter/"): array for name, array in arrays.items()}

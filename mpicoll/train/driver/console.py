@@ -112,7 +112,7 @@ def _main(
 ) -> int:
     speaker = _Speaker(comm, members)
     try:
-        workers = placement.members(config, comm) if members is None else members.workers
+        workers = placement.members(config, comm) if members is None else members.everyone
         with together(workers, "sharing out the ranks"):
             config.worker_count(workers.size if members is None else members.places)
         memory.make_room(workers, memory.reading(config))

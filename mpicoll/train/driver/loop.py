@@ -6,8 +6,7 @@ Where ranks may die, those that are left make another attempt, from where the la
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -194,9 +193,14 @@ def run_on(
     if config.has_parts:
         config = seating.counted(config, count)
     waits = members.sleeps and config.has_parts
-    with _told_to_sleepers(members):
+    failed: TrainingError | None = None
+    try:
         setup, measuring = prepare(config, comm, given, measures, workers, waits)
-    words = _described(setup, given)
+        words = _described(setup, given)
+    except RankLost:
+        raise
+    except TrainingError as error:
+        failed = error
     members.hear_all()  # before, the run could not go on
     attempt: Attempt | None = None
 
@@ -207,13 +211,14 @@ def run_on(
     def kept() -> Training | None:
         return None if attempt is None else attempt.kept
 
-    with signals.heard(hear), _told_to_sleepers(members):
+    with signals.heard(hear):
         death: Death | None = None
         unheard: tuple[int, ...] = ()  # died before those that are left could begin an attempt
         while True:
-            found: Result | None = None
+            ended: Result | TrainingError | None = None
             try:
-                if members.sleeps:
+                failed = ended = members.failure(failed)
+                if failed is None and members.sleeps:
                     unheard = ()
                     if callbacks.printer is not None:
                         callbacks.printer.pause()
@@ -221,27 +226,32 @@ def run_on(
                     while isinstance(told, Wanted):
                         recovery.recover(members.everyone, None, kept())
                         told = members.sleep()
-                    if isinstance(told, TrainingError):
-                        raise told
-                    found = told
-                else:
+                    ended = told
+                elif failed is None:
                     if death is not None:
                         setup = _regrouped(setup, members, config, given.optimizer)
                         measuring = measuring.on(members.workers)
                     attempt, unheard = Attempt(setup, measuring, callbacks, words, death), ()
-                    found = attempt.run()
-                    if not members.tell_sleepers(found):
-                        found = None
+                    ended = attempt.run()
+                    if not members.tell_sleepers(ended):
+                        ended = None
             except RankLost as error:
                 if error.given_up is not None:
                     raise
-                found = None
+                ended = None
+            except TrainingError as error:
+                ended = error
+                members.tell_sleepers(error)
             noticed = time.perf_counter()
-            if members.all_finished(found is not None):
-                assert found is not None
+            if isinstance(ended, TrainingError):
+                failed = ended  # also where a death is to be seen to first
+            if members.all_finished(ended is not None):
                 if attempt is not None:
                     attempt.close()
-                return found
+                if failed is not None:
+                    raise failed
+                assert isinstance(ended, Result)
+                return ended
             if config.has_parts:
                 before = kept()
                 seats = [] if before is None else before.seats()
@@ -251,18 +261,6 @@ def run_on(
             unheard = (*unheard, *lost)
             wake = members.wake if config.has_parts else None
             death = Death(unheard, noticed, attempt, members.sleeping, wake)
-
-
-@contextmanager
-def _told_to_sleepers(members: Members) -> Iterator[None]:
-    """Let ranks that sleep raise the error by which those that train end the run."""
-    try:
-        yield
-    except RankLost:
-        raise
-    except TrainingError as error:
-        members.tell_sleepers(error)
-        raise
 
 
 def _regrouped(setup: Setup, members: Members, began: Config, optimizer: Optimizer | None) -> Setup:

@@ -41,7 +41,7 @@ def require_survival() -> None:
 
 
 class Wanted:
-    """What those that train tell those that sleep: take part in what comes next, and sleep on."""
+    """Tells ranks that sleep: help to restore the state, then sleep again."""
 
 
 class Members:
@@ -80,7 +80,8 @@ class Members:
             )
         self._started, self.names = size, tuple(range(size))
         self._make, self.places = make, size - spares
-        self._telling: list[list[MPI.Request]] = []  # what is under way to the dead stays so
+        # Sends to dead ranks never complete, so their requests are kept.
+        self._telling: list[list[MPI.Request]] = []
         self._everyone: Any = Intracomm(comm.Dup(), survive=True)
         self._form(range(self.places))
 
@@ -191,6 +192,21 @@ class Members:
     def everyone(self) -> Workers:
         """All ranks that are left."""
         return GuardedWorkers(self._everyone, None)
+
+    def failure(self, own: TrainingError | None) -> TrainingError | None:
+        """The error that ends the run, if it has failed on a rank; collective over all ranks.
+
+        Args:
+            own: The error that this rank has raised or been told of, if there is one.
+
+        Returns:
+            The same; on ranks that have none, that of the first rank that has one.
+
+        Raises:
+            RankLost: A rank has died.
+        """
+        errors = self.everyone.gather(own)
+        return own or next((error for error in errors if error is not None), None)
 
     def all_finished(self, finished: bool) -> bool:
         """Whether all ranks have finished and none has died; the same on all that are left.
