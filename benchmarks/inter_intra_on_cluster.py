@@ -30,7 +30,7 @@ from cluster import hosts  # noqa: E402
 
 RANKS, DELAY, RATE = 4, 1e-3, 200e6
 SWEEP = (
-    *("allreduce", "allgather", "reduce_scatter", "--start", "window", "--ranks", "2,4"),
+    *("allreduce,allgather,reduce_scatter", "--start", "window", "--ranks", "2,4"),
     *("-n", "5", "-w", "1", "--point-time", "1", "-s", "8,1K,8K,32K,128K,512K,1M"),
 )
 #: Rates between which tensor parallelism and the pipeline cross, and how near they are brought.

@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> None:
     usual, turns, messages = (
         (SWEEP_HERE, 200, MESSAGES_HERE) if options.here else (SWEEP, TURNS, MESSAGES)
     )
-    sweep = [*options.collectives, *usual, "-s", options.sizes, "--ranks", ranks]
+    sweep = [",".join(options.collectives), *usual, "-s", options.sizes, "--ranks", ranks]
     for number in range(options.launches):
         kept = ["--launch-id", str(number), "--resume", "-J", str(options.directory / "runs.jsonl")]
         pingpong = options.directory / f"pingpong-{number}.json"

@@ -29,7 +29,7 @@ from plan_figures import judged, lines_of  # noqa: E402
 RATE, WIDTH, BEST = 2.5e6, 128, 6
 PLACE = f"{network.RANKS} hosts, {RATE / 1e6:g} Mbit/s"
 SWEEP = (
-    *("allreduce", "allgather", "reduce_scatter", "--start", "window", "--ranks", "2,4"),
+    *("allreduce,allgather,reduce_scatter", "--start", "window", "--ranks", "2,4"),
     *("-n", "3", "-w", "1", "--point-time", "0.5", "-s", "8,2K,16K,128K"),
 )
 

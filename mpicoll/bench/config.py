@@ -24,10 +24,7 @@ class _Sweep(BaseModel):
     def options(self) -> dict[str, Any]:
         """The options given, by field, as they are written on the command line."""
         given = self.model_dump(exclude_none=True)
-        return {
-            _FIELDS.get(key, key): value if key == "collectives" else _written(value)
-            for key, value in given.items()
-        }
+        return {_FIELDS.get(key, key): _written(value) for key, value in given.items()}
 
 
 def _written(value: Any) -> Any:

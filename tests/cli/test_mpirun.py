@@ -305,7 +305,7 @@ def lines(path):
 def test_a_sweep_killed_again_and_again_has_every_point_once(mpirun, tmp_path):
     """By SIGKILL, of the launcher alone or of the ranks too, at instants that are drawn."""
     path, draw = tmp_path / "a.jsonl", random.Random(5)
-    words = ("-m", "mpicoll", "bench", "allreduce", "bcast", "-a", "binomial,linear,native")
+    words = ("-m", "mpicoll", "bench", "allreduce,bcast", "-a", "binomial,linear,native")
     words += ("-b", "8", "-e", "8K", "-f", "8", "--ranks", "1,2", "--launch-id", "7", "-n", "40")
     words += ("--point-time", "0.05", "-J", path, "--resume")
     for turn in range(10):

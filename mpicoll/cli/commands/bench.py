@@ -51,8 +51,10 @@ def _sizes(options: Options, invocation: typer.Context) -> Options:
 def command(
     invocation: typer.Context,
     collectives: Annotated[
-        list[str],
-        typer.Argument(metavar="COLLECTIVE", help="Such as allreduce, gatherv; all for all."),
+        str,
+        typer.Argument(
+            metavar="COLLECTIVES", help="Such as allreduce, or allreduce,gatherv; all for all."
+        ),
     ],
     config: Annotated[
         Path | None,
@@ -92,7 +94,7 @@ def command(
     source = commit() if launch().rank == 0 else None
     numbers = () if options.ranks is None else parse.ranks(options.ranks, "--ranks")
     chosen = wanted.algorithms(
-        collectives, options.algorithms, numbers or (launch().size,), options.device
+        collectives.split(","), options.algorithms, numbers or (launch().size,), options.device
     )
     parameters = parse.parameters(options.set_ or [])
     chosen = wanted.with_parameters(chosen, parameters, options.algorithms == "all")
