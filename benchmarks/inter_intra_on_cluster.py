@@ -57,6 +57,23 @@ def run(cluster: hosts.Cluster, *words: object, **environment: str) -> None:
     cluster.run(command, environment=beside, timeout=900).check_returncode()
 
 
+def fit(cluster: hosts.Cluster, sweep: Path, model: Path) -> None:
+    """Fit a model to a sweep, on the first host."""
+    words = [sys.executable, "-m", "mpicoll", "fit", str(sweep), "-o", str(model)]
+    environment = {"PYTHONPATH": str(ROOT)}
+    cluster.run(words, environment=environment, timeout=600).check_returncode()
+
+
+def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command line says, with a folder that is there; ends where hosts cannot be made."""
+    options = parser.parse_args()
+    if reason := hosts.missing():
+        parser.exit(2, f"{reason}\n")
+    options.folder = options.folder.resolve()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return options
+
+
 def script(cluster: hosts.Cluster, *words: object, **environment: str) -> None:
     """A launch of `inter_intra.py`."""
     run(cluster, ROOT / "benchmarks" / "inter_intra.py", *words, **environment)
@@ -74,9 +91,7 @@ def prepare(folder: Path) -> None:
             with place(rate) as cluster:
                 run(cluster, "-m", "mpicoll", "bench", *SWEEP, *kept)
         with place(rate) as cluster:
-            words = [sys.executable, "-m", "mpicoll", "fit", str(sweep), "-o", str(model)]
-            environment = {"PYTHONPATH": str(ROOT)}
-            cluster.run(words, environment=environment, timeout=600).check_returncode()
+            fit(cluster, sweep, model)
     if not layers.exists():
         with place(None) as cluster:
             script(cluster, "profile", layers)
@@ -136,11 +151,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where sweep, model and profile are kept")
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--only", choices=("prepare", "count", "node", "network", "crossing"))
-    options = parser.parse_args()
-    if reason := hosts.missing():
-        parser.exit(2, f"{reason}\n")
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    options = asked(parser)
+    folder = options.folder
     wanted = [options.only] if options.only else ["prepare", "count", "node", "network", "crossing"]
     if "prepare" in wanted:
         prepare(folder)

@@ -17,10 +17,11 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+import inter_intra_on_cluster as network
 
-import launch  # noqa: E402
+ROOT = network.ROOT
+
+import launch  # noqa: E402 - network has said where
 from cluster import hosts  # noqa: E402
 
 RANKS, DELAYS, RATE = 4, (5e-3, 15e-3), 1e9
@@ -31,11 +32,10 @@ SWEEP = (
 )
 
 
-def run(delay: float, *words: object, ranks: int = RANKS) -> None:
-    """A launch on hosts of their own; without ranks, a command on the first of them."""
-    started = [*launch.mpirun(), "-n", str(ranks)] if ranks else []
+def run(delay: float, *words: object) -> None:
+    """A launch on hosts of their own."""
     with hosts.Cluster(RANKS, delay, RATE, 1) as cluster:
-        command = [*started, sys.executable, *map(str, words)]
+        command = [*launch.mpirun(), "-n", str(RANKS), sys.executable, *map(str, words)]
         beside = {"PYTHONPATH": str(ROOT), "MPICOLL_FALLBACK": "silent"}
         cluster.run(command, environment=beside, timeout=300).check_returncode()
 
@@ -48,7 +48,8 @@ def fitted(folder: Path, delay: float) -> Path:
         for number in range(2):
             kept = ("--launch-id", number, "--resume", "-J", sweep)
             run(delay, "-m", "mpicoll", "bench", *SWEEP, *kept)
-        run(delay, "-m", "mpicoll", "fit", sweep, "-o", model, ranks=0)
+        with hosts.Cluster(RANKS, delay, RATE, 1) as cluster:
+            network.fit(cluster, sweep, model)
     return model
 
 
@@ -56,11 +57,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where sweeps and models are kept")
     parser.add_argument("--launches", type=int, default=1)
-    options = parser.parse_args()
-    if reason := hosts.missing():
-        parser.exit(2, f"{reason}\n")
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    options = network.asked(parser)
+    folder = options.folder
     for delay in DELAYS:
         model = fitted(folder, delay)
         for number in range(options.launches):

@@ -40,9 +40,7 @@ def prepare(folder: Path) -> None:
     if not model.exists():
         with network.place(RATE) as cluster:
             network.run(cluster, "-m", "mpicoll", "bench", *SWEEP, "--resume", "-J", sweep)
-            words = [sys.executable, "-m", "mpicoll", "fit", str(sweep), "-o", str(model)]
-            environment = {"PYTHONPATH": str(ROOT)}
-            cluster.run(words, environment=environment, timeout=600).check_returncode()
+            network.fit(cluster, sweep, model)
     if not layers.exists():
         with network.place(None) as cluster:
             plans(cluster, "profile", layers)
@@ -58,11 +56,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where sweep, model and profile are kept")
     parser.add_argument("--launches", type=int, default=1)
-    options = parser.parse_args()
-    if reason := hosts.missing():
-        parser.exit(2, f"{reason}\n")
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    options = network.asked(parser)
+    folder = options.folder
     prepare(folder)
     model = folder / "plans.json"
     for number in range(1, options.launches + 1):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mpicoll.base.arrays import Array
-from mpicoll.train.exchange.buckets import default_bucket
+from mpicoll.train.exchange.buckets import cut, default_bucket
 from mpicoll.train.ranks.workers import Workers
 
 
@@ -23,9 +23,8 @@ def average(workers: Workers, arrays: Sequence[Array]) -> None:
     for mean in means:
         flat = mean.reshape(-1)
         # In pieces, because a collective takes memory in proportion to its vector.
-        length = max(1, default_bucket(mean.nbytes) // mean.itemsize)
-        for start in range(0, flat.size, length):
-            workers.sum(flat[start : start + length])
+        for start, end in cut(flat.size, default_bucket(mean.nbytes) // mean.itemsize):
+            workers.sum(flat[start:end])
         mean /= workers.size
     if workers.may_die:
         for array, mean in zip(arrays, means, strict=True):

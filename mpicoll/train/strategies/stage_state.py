@@ -41,13 +41,14 @@ class StageState(Training):
         sampler = Sampler(samples, config.batch * config.accumulate, config.seed)
         super().__init__(setup, buffers, sampler, copied=False)
         # Each parameter is updated by itself, or this rank's piece of it.
-        self._owned = {name: own for name, (own, _, _) in pipeline.replicas.owned().items()}
+        owned = pipeline.replicas.owned()
+        self._owned = {name: own for name, (own, _, _) in owned.items()}
         self._updates = {
             name: (
                 part_of(self._optimizer, start, end),
                 optimizers.empty_state(self._optimizer, own),
             )
-            for name, (own, start, end) in pipeline.replicas.owned().items()
+            for name, (own, start, end) in owned.items()
         }
         self._place = mesh.pipe.rank * mesh.tensor.size + mesh.tensor.rank, mesh.data.rank
         self._retained: Retained | None = None
