@@ -15,7 +15,7 @@ from mpicoll.engine._folding cimport Folding
 from mpicoll.engine._program cimport Channel, Phase
 from mpicoll.engine._transport cimport (
     DONE, POSTED, PUBLISHED, WAITING, Idle, Receive, Send, at, copy_bytes, shared_acked,
-    shared_acknowledge, shared_offer, shared_relax, shared_try, shared_unlock
+    shared_acknowledge, shared_offer, shared_relax, shared_try, shared_unlock, shared_was_asked
 )
 
 from mpi4py import MPI as _MPI
@@ -30,9 +30,9 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     # Offers of the processor between two looks at signals, the time limit and whatever else waits.
     OFFERS = 16
-    # Offers before messages that wait for others are moved out of the way, and before those are
-    # taken in that nothing is posted for yet.
-    HELD = 100
+    # Tests in vain before others get on as well.
+    IN_VAIN = 100
+    # Offers before messages are taken in that nothing is posted for yet.
     UNEXPECTED = 2000
     # Offers, some milliseconds' worth, before a wait sleeps instead, and for how many microseconds:
     # by then they are little beside it, and what else runs on the processor gets all of it.
@@ -73,7 +73,7 @@ cdef class Execution(Folding):
             with nogil:
                 moved = self.step()
                 self.idle = 0 if moved else self.idle + 1
-                if self.idle % HELD == HELD - 1:
+                if self.idle % IN_VAIN == IN_VAIN - 1:
                     self.ease(self.idle + 1)
             if moved < 0:
                 self.throw()
@@ -153,8 +153,6 @@ cdef class Execution(Folding):
         if not shared_try(&self.device.lock):
             return
         if self.device.shared.base != NULL:
-            if offers % HELD == 0:
-                self.release()
             if offers % UNEXPECTED == 0:
                 self.device.poll(True)
         # MPI may owe something to others, too.
@@ -166,6 +164,7 @@ cdef class Execution(Folding):
     cdef void release(self) noexcept nogil:
         """Bring messages that a fold still waits with to their places, and free their entries.
 
+        Only where their sender has asked: it costs a copy, and mostly the fold goes on before.
         Here and not in `Folding`, so that the compiler can leave it out of the way of every call.
         """
         cdef int c, i
@@ -222,6 +221,8 @@ cdef class Execution(Folding):
             moved = self.device.poll(False)
             if self.pending:
                 moved += self.push()
+            if not moved and shared_was_asked(&self.device.shared):
+                self.release()
         if self.nrequests:
             found = self.test_requests()
             moved = moved + found if found >= 0 else -1

@@ -62,7 +62,7 @@ cdef class Program(Receiver):
     cdef object reduction
     cdef object _send, _recv, _temporary  # keep memory alive
     cdef list _late
-    cdef int nbases, nchannels, nsegments, window
+    cdef int nbases, nchannels, nsegments, window, most_open
     cdef int nphases, nunits, nfolds, noperands, nnumbers, widest
     cdef Channel *channels
     cdef Phase *phases

@@ -62,6 +62,7 @@ cdef class Program:
         self.nchannels = len(channels)
         self.nsegments = plan.channels[0].segments if channels else 0
         self.window = plan.channels[0].window if channels else 0
+        self.most_open = plan.most_open
         self.nreceives = sum(len(phase.receives) for phase in phases)
         self.nsends = sum(len(phase.sends) for phase in phases)
         ncopies = len(plan.before) + len(plan.after) + sum(
@@ -125,6 +126,7 @@ cdef class Program:
         self.nreceives, self.nsends, self.nunits = like.nreceives, like.nsends, like.nunits
         self.nfolds, self.noperands, self.nnumbers = like.nfolds, like.noperands, like.nnumbers
         self.widest, self.nbases, self.window = like.widest, like.nbases, like.window
+        self.most_open = like.most_open
         self.before_end, self.after, self.after_end = like.before_end, like.after, like.after_end
         self._take(self.after_end)
         self._hold([len(array) // old * new for array in like._temporary])
@@ -261,9 +263,9 @@ cdef class Program:
         if lane == self.lane and high == self.high:
             return 0
         for i in range(self.nreceives):
-            self.receives[i].tag = first + self.receives[i].channel % <int> MAX_OPEN_CHANNELS
+            self.receives[i].tag = first + self.receives[i].channel % self.most_open
         for i in range(self.nsends):
-            self.sends[i].tag = first + self.sends[i].channel % <int> MAX_OPEN_CHANNELS
+            self.sends[i].tag = first + self.sends[i].channel % self.most_open
         self.lane, self.high = lane, high
         return 0
 

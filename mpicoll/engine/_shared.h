@@ -65,13 +65,18 @@ typedef struct {
 
 static inline uint64_t shared_stride(const shared_t *s) { return LINE + s->inside; }
 
-/* Acknowledgements first, then entries (both ordered by reader, writer), then slots. */
+/* Acknowledgements first, then requests, then entries (all ordered by reader, writer), then slots. */
 static inline uint64_t *shared_ack(const shared_t *s, int writer, int reader) {
     return (uint64_t *)(s->base) + ((uint64_t)reader * s->ranks + writer) * ENTRIES;
 }
 
+static inline uint64_t *shared_request(const shared_t *s, int writer, int reader) {
+    return shared_ack(s, 0, s->ranks) + (uint64_t)reader * s->ranks + writer;
+}
+
 static inline uint64_t shared_entries_at(const shared_t *s) {
-    return (uint64_t)s->ranks * s->ranks * ENTRIES * sizeof(uint64_t);
+    uint64_t pairs = (uint64_t)s->ranks * s->ranks;
+    return (pairs * (ENTRIES + 1) * sizeof(uint64_t) + LINE - 1) / LINE * LINE;
 }
 
 static inline entry_t *shared_entry(const shared_t *s, int writer, int reader, uint64_t use) {
@@ -103,6 +108,24 @@ static inline int shared_acked(const shared_t *s, int reader, uint64_t use) {
 static inline void shared_acknowledge(const shared_t *s, int writer, uint64_t use) {
     uint64_t *ack = shared_ack(s, writer, s->me) + (use - 1) % ENTRIES;
     __atomic_store_n(ack, use, __ATOMIC_RELEASE);
+}
+
+/* Ask a reader for what it holds: this process cannot send until some of that is acknowledged. */
+static inline void shared_ask(const shared_t *s, int reader) {
+    uint64_t *request = shared_request(s, s->me, reader);
+    if (!__atomic_load_n(request, __ATOMIC_RELAXED)) __atomic_store_n(request, 1, __ATOMIC_RELAXED);
+}
+
+/* Whether some writer has asked this process since it was last looked at. */
+static inline int shared_was_asked(const shared_t *s) {
+    uint64_t *request = shared_request(s, 0, s->me);
+    int writer, asked = 0;
+    for (writer = 0; writer < s->ranks; writer++)
+        if (__atomic_load_n(request + writer, __ATOMIC_RELAXED)) {
+            __atomic_store_n(request + writer, 0, __ATOMIC_RELAXED);
+            asked = 1;
+        }
+    return asked;
 }
 
 /* The entry of this use if it is published, else NULL. */

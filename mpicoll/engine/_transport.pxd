@@ -30,6 +30,8 @@ cdef extern from "_shared.h" nogil:
     uint64_t shared_length(const shared_t *)
     bint shared_acked(const shared_t *, int, uint64_t)
     void shared_acknowledge(const shared_t *, int, uint64_t)
+    void shared_ask(const shared_t *, int)
+    bint shared_was_asked(const shared_t *)
     entry_t *shared_look(const shared_t *, int, uint64_t)
     void shared_publish(
         const shared_t *, int, uint64_t, uint32_t, uint32_t, const void *, uint64_t, uint64_t

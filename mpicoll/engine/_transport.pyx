@@ -244,6 +244,9 @@ cdef class Device:
             if slot.count == 0:
                 self.next_slot = (number + 1) % self.shared.slots
                 return number
+        for i in range(self.shared.slots):
+            slot = &self.slots[i]
+            shared_ask(&self.shared, slot.readers[slot.count - 1].reader)
         return -1
 
     cdef bint push(
@@ -264,6 +267,7 @@ cdef class Device:
         cdef Slot *slot
         cdef int again = -1, window
         if not self.has_entry(reader):
+            shared_ask(&self.shared, reader)
             return False
         send.slot = -1
         if length > self.shared.inside:

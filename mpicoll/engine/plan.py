@@ -138,3 +138,11 @@ class Plan:
     channels: tuple[PlannedChannel, ...]
     after: tuple[Move, ...]
     temporary: tuple[int, ...]
+
+    @property
+    def most_open(self) -> int:
+        """Channels that may be open at a time."""
+        if not self.channels:
+            return 1
+        first = self.channels[0]
+        return len(self.channels) // first.segments * min(first.window, first.segments)

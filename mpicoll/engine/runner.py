@@ -168,7 +168,7 @@ class Execution:
             return
         phase = running.phases[running.current]
         self._move(phase.moves, running.number, running.current)
-        label = tag(self._lane, running.number)
+        label = tag(self._lane, running.number, self._plan.most_open)
         self._start(self._comm.Irecv, phase.receives, label, running, True)
         self._start(self._comm.Isend, phase.sends, label, running, False)
         running.receives += len(phase.receives)
@@ -276,6 +276,10 @@ def temporary_of(plan: Plan) -> list[np.ndarray]:
     return [np.empty(length, np.uint8) for length in plan.temporary]
 
 
-def tag(lane: int, channel: int) -> int:
-    """The tag of a channel's messages; lanes keep operations under way together apart."""
-    return lane * MAX_OPEN_CHANNELS + channel % MAX_OPEN_CHANNELS
+def tag(lane: int, channel: int, most_open: int) -> int:
+    """The tag of a channel's messages; lanes keep operations under way together apart.
+
+    A channel shares it with those alone that open once it is closed, as messages of one tag stay in
+    order; any others may be open at the same time, however far apart their segments are.
+    """
+    return lane * MAX_OPEN_CHANNELS + channel % most_open

@@ -89,7 +89,7 @@ __all__ = [
     "within",
 ]
 
-#: Channels of one rank that may be open at a time: message tags carry the channel modulo this.
+#: Channels of one rank that may be open at a time: message tags tell so many apart.
 MAX_OPEN_CHANNELS = 256
 
 #: Segments of a pipelined schedule: each is a program of its own, which takes memory and time.
@@ -239,7 +239,8 @@ def then(first: Schedule, second: Schedule) -> Channels:
 def pipelined(schedule: Schedule, segments: int, window: int = 8) -> Channels:
     """The same schedule on each of ``segments`` segments of every block.
 
-    At most ``window`` consecutive segments are under way on a rank at a time.
+    At most ``window`` segments are under way on a rank at a time: segment k opens once segment
+    k - window is complete, whatever the others do.
 
     Raises:
         ValueError: fewer than one segment or window, more segments than :data:`MAX_SEGMENTS`, or
