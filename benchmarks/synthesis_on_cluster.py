@@ -4,6 +4,8 @@ As root, on a machine that is quiet::
 
     python benchmarks/synthesis_on_cluster.py --launches 5 -o result.json
 
+with the MPI library of this environment; the file keeps what it has of others.
+
 ``mpicoll links`` describes the cluster.  The finalists are chosen in one launch (``mpicoll
 synthesize --measure``) and measured in others, each beside the algorithm of the catalogue that was
 fastest there, by turns in the same launch.
@@ -18,10 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import mpi4py
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster import hosts  # noqa: E402
+
+mpi4py.rc.initialize = False
+from mpi4py import MPI  # noqa: E402
 
 DELAY, FAST, SLOW = 1e-3, 100e6, 25e6
 #: Ranks of each host, and rates.
@@ -44,6 +51,11 @@ seconds = measure(comm, "allreduce", nbytes, choices)
 if comm.rank == 0:
     print("TIMES", json.dumps(seconds), flush=True)
 """
+
+
+def library() -> str:
+    """The MPI library's name."""
+    return "MPICH" if "MPICH" in MPI.Get_library_version() else "Open MPI"
 
 
 def mpirun(cluster: hosts.Cluster, ranks: int, *words: str) -> str:
@@ -87,6 +99,7 @@ def measured(case: str, nbytes: int, launches: int, longest: str) -> dict[str, A
             times.append(json.loads(line.removeprefix("TIMES")))
     catalogue, made = (median(t[i] for t in times) for i in (0, 1))
     return {
+        "mpi": library(),
         "case": case,
         "bytes": nbytes,
         "bound": row["bound"],
@@ -112,6 +125,9 @@ def main() -> None:
     if reason := hosts.missing():
         parser.exit(2, f"{reason}\n")
     found = []
+    if options.output and options.output.exists():
+        every = json.loads(options.output.read_text(encoding="utf-8"))
+        found = [result for result in every if result["mpi"] != library()]
     for case in options.cases:
         for nbytes in options.bytes:
             result = measured(case, nbytes, options.launches, options.longest)

@@ -111,8 +111,8 @@ def _synthesis() -> list[str]:
         size = f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
         times = (f"{1e3 * generated:.0f}", f"{1e3 * known:.0f}")
         above = f"{100 * line['over_the_bound']:.0f}"
-        rows.append([size, *times, f"{line['gain']:.2f}", above])
-    head = ["all-reduce of", "generated [ms]", "``hierarchical`` [ms]", "speed-up"]
+        rows.append([line["case"], line["mpi"], size, *times, f"{line['gain']:.2f}", above])
+    head = ["hosts", "MPI", "all-reduce of", "chosen [ms]", "``hierarchical`` [ms]", "speed-up"]
     return list_table([*head, "above the bound [%]"], rows)
 
 
