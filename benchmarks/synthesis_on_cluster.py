@@ -4,7 +4,7 @@ As root, on a machine that is quiet::
 
     python benchmarks/synthesis_on_cluster.py --launches 5 -o result.json
 
-with the MPI library of this environment; the file keeps what it has of others.
+with the MPI library of this environment; the file keeps what is not measured again.
 
 ``mpicoll links`` describes the cluster.  The finalists are chosen in one launch (``mpicoll
 synthesize --measure``) and measured in others, each beside the algorithm of the catalogue that was
@@ -56,6 +56,11 @@ if comm.rank == 0:
 def library() -> str:
     """The MPI library's name."""
     return "MPICH" if "MPICH" in MPI.Get_library_version() else "Open MPI"
+
+
+def about(result: dict[str, Any]) -> list[Any]:
+    """What a result is of."""
+    return [result.get(name) for name in ("mpi", "case", "bytes")]
 
 
 def mpirun(cluster: hosts.Cluster, ranks: int, *words: str) -> str:
@@ -124,14 +129,13 @@ def main() -> None:
     options = parser.parse_args()
     if reason := hosts.missing():
         parser.exit(2, f"{reason}\n")
-    found = []
+    found: list[dict[str, Any]] = []
     if options.output and options.output.exists():
-        every = json.loads(options.output.read_text(encoding="utf-8"))
-        found = [result for result in every if result["mpi"] != library()]
+        found = json.loads(options.output.read_text(encoding="utf-8"))
     for case in options.cases:
         for nbytes in options.bytes:
             result = measured(case, nbytes, options.launches, options.longest)
-            found.append(result)
+            found = [other for other in found if about(other) != about(result)] + [result]
             print(
                 f"{case}, {nbytes} bytes: {1e3 * result['choice_seconds']:.0f} ms by "
                 f"{result['choice']}, {1e3 * result['catalogue_seconds']:.0f} ms by "

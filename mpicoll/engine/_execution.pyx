@@ -30,9 +30,9 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     # Offers of the processor between two looks at signals, the time limit and whatever else waits.
     OFFERS = 16
-    # Tests in vain before others get on as well.
-    IN_VAIN = 100
-    # Offers before messages are taken in that nothing is posted for yet.
+    # Offers before messages that wait for others are moved out of the way unasked, and before those
+    # are taken in that nothing is posted for yet.
+    HELD = 100
     UNEXPECTED = 2000
     # Offers, some milliseconds' worth, before a wait sleeps instead, and for how many microseconds:
     # by then they are little beside it, and what else runs on the processor gets all of it.
@@ -73,7 +73,7 @@ cdef class Execution(Folding):
             with nogil:
                 moved = self.step()
                 self.idle = 0 if moved else self.idle + 1
-                if self.idle % IN_VAIN == IN_VAIN - 1:
+                if self.idle % HELD == HELD - 1:
                     self.ease(self.idle + 1)
             if moved < 0:
                 self.throw()
@@ -153,6 +153,8 @@ cdef class Execution(Folding):
         if not shared_try(&self.device.lock):
             return
         if self.device.shared.base != NULL:
+            if offers % HELD == 0:
+                self.release()
             if offers % UNEXPECTED == 0:
                 self.device.poll(True)
         # MPI may owe something to others, too.
@@ -164,8 +166,9 @@ cdef class Execution(Folding):
     cdef void release(self) noexcept nogil:
         """Bring messages that a fold still waits with to their places, and free their entries.
 
-        Only where their sender has asked: it costs a copy, and mostly the fold goes on before.
-        Here and not in `Folding`, so that the compiler can leave it out of the way of every call.
+        It costs a copy, and mostly the fold goes on before.  So it is done at once where a sender
+        asks, and otherwise rarely: another execution may have heard the request, and who has sent
+        from a window does not ask.  Here and not in `Folding`, so that the compiler can leave it out of the way of every call.
         """
         cdef int c, i
         cdef Receive *receive

@@ -6,8 +6,9 @@
  * it lies in a window), and an acknowledgement in the reader's cache line.  Use number u (from 1 on)
  * of an entry is published by storing u in `use`, and acknowledged by storing u in the
  * acknowledgement, in any order; the writer waits for that before it uses the entry again.  So every
- * word has one writer, and nothing is counted atomically.  A slot is free when every entry that
- * names it is acknowledged.
+ * word but a request has one writer, and nothing is counted atomically.  A slot is free when every
+ * entry that names it is acknowledged.  A writer without room stores 1 in its request to the reader,
+ * who stores 0 when it has seen that.
  *
  * The exception is a long message that stays in the writer's memory.  A writer that waits for its
  * reader has nothing better to do than to copy, too: the reader says in the entry where the message
@@ -110,7 +111,8 @@ static inline void shared_acknowledge(const shared_t *s, int writer, uint64_t us
     __atomic_store_n(ack, use, __ATOMIC_RELEASE);
 }
 
-/* Ask a reader for what it holds: this process cannot send until some of that is acknowledged. */
+/* Ask a reader for what it may hold: this process has no room to send.  The reader takes the request
+ * back; one that is lost so is repeated at the next attempt to send. */
 static inline void shared_ask(const shared_t *s, int reader) {
     uint64_t *request = shared_request(s, s->me, reader);
     if (!__atomic_load_n(request, __ATOMIC_RELAXED)) __atomic_store_n(request, 1, __ATOMIC_RELAXED);

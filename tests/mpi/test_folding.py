@@ -5,6 +5,7 @@ import pytest
 from connected import connected
 from mpi4py import MPI
 
+import mpicoll
 from mpicoll import registry
 from mpicoll.algorithms.linear import bcast_linear, reduce_linear
 from mpicoll.engine.transport import TRANSPORTS
@@ -62,6 +63,22 @@ def test_who_has_sent_all_does_not_wait_for_another_sender(ours, registered, tra
         ours.Reduce(data, total, algorithm="mine")
         if RANK == P - 1:
             WORLD.send("all sent", 1)
+        if RANK == 0:
+            assert set(total) == {P * (P + 1) / 2}
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_who_has_sent_from_a_window_does_not_wait_for_another_sender(ours):
+    """It has room to send and asks for nothing, but waits until its message has been read."""
+    data = mpicoll.empty(20_000, "f8", ours)
+    data[:] = RANK + 1
+    total = np.zeros(20_000)
+    for _ in range(3):
+        if RANK == 1:
+            WORLD.recv(source=P - 1)
+        ours.Reduce(data, total, algorithm="linear")
+        if RANK == P - 1:
+            WORLD.send("sent", 1)
         if RANK == 0:
             assert set(total) == {P * (P + 1) / 2}
 
