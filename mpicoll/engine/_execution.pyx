@@ -168,7 +168,7 @@ cdef class Execution(Folding):
 
         It costs a copy, and mostly the fold goes on before.  So it is done at once where a sender
         asks, and otherwise rarely: another execution may have heard the request, and who has sent
-        from a window does not ask.  Here and not in `Folding`, so that the compiler can leave it out of the way of every call.
+        from a window does not ask.
         """
         cdef int c, i
         cdef Receive *receive
