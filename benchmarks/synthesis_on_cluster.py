@@ -53,11 +53,6 @@ if comm.rank == 0:
 """
 
 
-def library() -> str:
-    """The MPI library's name."""
-    return "MPICH" if "MPICH" in MPI.Get_library_version() else "Open MPI"
-
-
 def about(result: dict[str, Any]) -> list[Any]:
     """What a result is of."""
     return [result.get(name) for name in ("mpi", "case", "bytes")]
@@ -104,7 +99,7 @@ def measured(case: str, nbytes: int, launches: int, longest: str) -> dict[str, A
             times.append(json.loads(line.removeprefix("TIMES")))
     catalogue, made = (median(t[i] for t in times) for i in (0, 1))
     return {
-        "mpi": library(),
+        "mpi": MPI.get_vendor()[0],
         "case": case,
         "bytes": nbytes,
         "bound": row["bound"],

@@ -6,6 +6,7 @@ import tempfile
 
 from mpicoll import registry
 from mpicoll.base import extensions
+from mpicoll.registry import register
 
 
 @contextlib.contextmanager
@@ -26,6 +27,22 @@ def forgotten():
             file = getattr(sys.modules[name], "__file__", None) or ""
             if file.startswith(tempfile.gettempdir()):
                 del sys.modules[name]
+
+
+@contextlib.contextmanager
+def registering(name):
+    """Registers algorithms under one name; what ranks remember of them is forgotten, too."""
+    from mpicoll.runtime import admission, agree
+
+    def add(collective, schedule, **more):
+        return register(collective, name, schedule, **more)
+
+    try:
+        with forgotten():
+            yield add
+    finally:
+        for remembered in (admission.fault, agree.schedule_hash):
+            remembered.cache_clear()
 
 
 #: A broadcast that is registered by whoever imports this.

@@ -141,8 +141,5 @@ class Plan:
 
     @property
     def most_open(self) -> int:
-        """Channels that may be open at a time."""
-        if not self.channels:
-            return 1
-        first = self.channels[0]
-        return len(self.channels) // first.segments * min(first.window, first.segments)
+        """How many channels may be open at a time: each has space for its messages."""
+        return len(self.temporary[MESSAGES - BLOCKS :])

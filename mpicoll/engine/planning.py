@@ -107,7 +107,8 @@ class _Builder:
         program = self.algorithm.channels(shape.rank, shape.size, shape.root, parameters)
         first = program[0]
         self.segments = first.segments
-        # Channels whose numbers differ by this much are never open together: they share space.
+        # Channels whose numbers differ by this much are never open together: they share space and
+        # tags (Plan.most_open).
         together = min(first.window, first.segments) * (len(program) // first.segments)
         arenas = [Arena(MESSAGES + number) for number in range(together)]
         channels = []

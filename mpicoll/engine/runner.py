@@ -51,6 +51,7 @@ class Execution:
     ) -> None:
         self._step = step
         self._plan, self._comm, self._lane = plan, comm, lane
+        self._most_open = plan.most_open
         self._reduction = reduction
         nothing = np.empty(0, np.uint8)
         self._buffers = [
@@ -168,7 +169,7 @@ class Execution:
             return
         phase = running.phases[running.current]
         self._move(phase.moves, running.number, running.current)
-        label = tag(self._lane, running.number, self._plan.most_open)
+        label = tag(self._lane, running.number, self._most_open)
         self._start(self._comm.Irecv, phase.receives, label, running, True)
         self._start(self._comm.Isend, phase.sends, label, running, False)
         running.receives += len(phase.receives)

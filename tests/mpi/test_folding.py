@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 from connected import connected
 from mpi4py import MPI
+from outside import registering
 
 import mpicoll
-from mpicoll import registry
 from mpicoll.algorithms.linear import bcast_linear, reduce_linear
 from mpicoll.engine.transport import TRANSPORTS
-from mpicoll.registry import register
-from mpicoll.runtime import admission, agree
 from mpicoll.schedule import Recv, Send, pipelined, scratch, strands
 
 WORLD = MPI.COMM_WORLD
@@ -34,17 +32,20 @@ def ours(request, monkeypatch, transport):
 @pytest.fixture
 def registered():
     """Registers an algorithm under the name ``waits`` for one test."""
-    added = []
+    with registering("waits") as add:
+        yield add
 
-    def add(collective, schedule, **more):
-        register(collective, "waits", schedule, **more)
-        added.append(collective)
 
-    yield add
-    for collective in added:
-        registry._CATALOGUE.pop((collective, "waits"))
-    for remembered in (admission.fault, agree.schedule_hash):
-        remembered.cache_clear()
+def the_last_rank_sends_first(ours, data, total, algorithm):
+    """Sums to rank 0 in rank order: what the last rank sends waits for rank 1, which comes last."""
+    for _ in range(3):
+        if RANK == 1:
+            WORLD.recv(source=P - 1)
+        ours.Reduce(data, total, algorithm=algorithm)
+        if RANK == P - 1:
+            WORLD.send("all sent", 1)
+        if RANK == 0:
+            assert set(total) == {P * (P + 1) / 2}
 
 
 def in_segments(rank, size, root):
@@ -54,20 +55,12 @@ def in_segments(rank, size, root):
 @pytest.mark.parametrize("transport", ["shm", "mpi"])
 @pytest.mark.parametrize("elements", [1, 500, 20_000])
 def test_who_has_sent_all_does_not_wait_for_another_sender(ours, registered, transport, elements):
-    """Rank 0 adds in rank order: what the last rank sends waits for rank 1, which comes last."""
     if elements > 500 and ours.shared_memory() is None:
         pytest.skip("MPI lets a sender of long messages wait for its receiver")
     registered("reduce", in_segments)
     data, total = np.full(SEGMENTS * elements, RANK + 1.0), np.zeros(SEGMENTS * elements)
     ours.Reduce(data, total, algorithm="waits")  # verified before its first run, by all ranks
-    for _ in range(3):
-        if RANK == 1:
-            WORLD.recv(source=P - 1)
-        ours.Reduce(data, total, algorithm="waits")
-        if RANK == P - 1:
-            WORLD.send("all sent", 1)
-        if RANK == 0:
-            assert set(total) == {P * (P + 1) / 2}
+    the_last_rank_sends_first(ours, data, total, "waits")
 
 
 @pytest.mark.parametrize("transport", ["shm"])
@@ -76,14 +69,7 @@ def test_who_has_sent_from_a_window_does_not_wait_for_another_sender(ours):
     data = mpicoll.empty(20_000, "f8", ours)
     data[:] = RANK + 1
     total = np.zeros(20_000)
-    for _ in range(3):
-        if RANK == 1:
-            WORLD.recv(source=P - 1)
-        ours.Reduce(data, total, algorithm="linear")
-        if RANK == P - 1:
-            WORLD.send("sent", 1)
-        if RANK == 0:
-            assert set(total) == {P * (P + 1) / 2}
+    the_last_rank_sends_first(ours, data, total, "linear")
 
 
 def after_the_last_rank(rank, size, root):

@@ -1,15 +1,15 @@
 """Schedules that are not of the catalogue: verified before they run, on all ranks or on none."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from mpi4py import MPI
+from outside import registering
 
-from mpicoll import registry
 from mpicoll.comm import Intracomm
 from mpicoll.engine import planning
 from mpicoll.errors import Disagreement
-from mpicoll.registry import register
-from mpicoll.runtime import admission, agree
 from mpicoll.schedule import Copy, Recv, Send, layout, scratch
 from mpicoll.schedule.memory import ScheduleError
 
@@ -35,23 +35,16 @@ def ours(request, monkeypatch):
 def registered():
     """Registers a broadcast under the name ``mine`` for one test."""
 
-    def add(schedule, **more):
-        return register(
+    with registering("mine") as add:
+        yield partial(
+            add,
             "bcast",
-            "mine",
-            schedule,
             rounds=lambda P: int(P > 1),
             messages=lambda P: P - 1,
             blocks_sent_max=lambda P: P - 1,
             textbook=lambda P, n, a, b, g: 0.0,
             reference="a test",
-            **more,
         )
-
-    yield add
-    registry._CATALOGUE.pop(("bcast", "mine"), None)
-    for remembered in (admission.fault, agree.schedule_hash):
-        remembered.cache_clear()
 
 
 def sends_to(peer):
