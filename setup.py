@@ -37,6 +37,7 @@ AS_THEY_ARE = (
     "mpicoll.comm.blocking",
     "mpicoll.comm.nonblocking",
     "mpicoll.comm.messages",
+    "mpicoll.comm.objects",
     "mpicoll.engine.lanes",
     "mpicoll.profile.calls",
     "mpicoll.profile.methods",

@@ -39,7 +39,6 @@ ON_HOST_ALONE = ("recv", "irecv", "Attach_buffer", "Iagree")
 #: What is not in device memory, and what may have something in front that is not.
 _ARRAY = np.ndarray
 _ON_HOST = frozenset((_ARRAY, memoryview, bytearray, bytes, array))
-_LISTS = frozenset((list, tuple))
 
 #: mpi4py's methods; a class that derived from it could not be combined with others of mpi4py's.
 _COMM: Any = MPI.Comm
@@ -51,7 +50,9 @@ def _is_on_host(buf: Any) -> bool:
     kind = type(buf)
     if kind is _ARRAY:
         return True
-    return (type(buf[0]) if kind in _LISTS and buf else kind) in _ON_HOST
+    if (kind is list or kind is tuple) and buf:
+        kind = type(buf[0])
+    return kind is _ARRAY or kind in _ON_HOST
 
 
 def _leaving(buf: Any) -> Buffer:
@@ -86,7 +87,7 @@ class Messages:
 
         Where the library takes it, what is on its stream is done when this returns.
         """
-        if _is_on_host(buf) or not is_device(buf):
+        if not is_device(buf):
             return False
         forced = self._state is not None and self._state.settings.gpu == STAGED
         if forced or not library_takes():
@@ -99,7 +100,7 @@ class Messages:
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a message; see mpi4py's method."""
-        if type(buf) is _ARRAY or not self._by_value(buf):
+        if _is_on_host(buf) or not self._by_value(buf):
             _COMM.Send(self, buf, dest, tag)
             return
         message = _leaving(buf).message(reduced=False)
@@ -114,7 +115,7 @@ class Messages:
         status: MPI.Status | None = None,
     ) -> None:
         """Receive a message; see mpi4py's method."""
-        if type(buf) is _ARRAY or not self._by_value(buf):
+        if _is_on_host(buf) or not self._by_value(buf):
             _COMM.Recv(self, buf, source, tag, status)
             return
         staged, packed = _arriving(buf)
@@ -147,7 +148,7 @@ class Messages:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         """Start to send a message; see mpi4py's method."""
-        if type(buf) is _ARRAY or not self._by_value(buf):
+        if _is_on_host(buf) or not self._by_value(buf):
             return _COMM.Isend(self, buf, dest, tag)
         staged = _leaving(buf)
         request = OwnedRequest(_COMM.Isend(self, staged.message(reduced=False), dest, tag))
@@ -159,7 +160,7 @@ class Messages:
 
         Into device memory it is no request of the library's; see :mod:`mpicoll.requests.device`.
         """
-        if type(buf) is _ARRAY or not self._by_value(buf):
+        if _is_on_host(buf) or not self._by_value(buf):
             return _COMM.Irecv(self, buf, source, tag)
         staged, packed = _arriving(buf)
         request = _COMM.Irecv(self, staged.message(reduced=False), source, tag)
@@ -167,7 +168,7 @@ class Messages:
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Any:
         """Bind a message to be sent; see mpi4py's method.  For device memory see ``Irecv``."""
-        if type(buf) is _ARRAY or not self._by_value(buf):
+        if _is_on_host(buf) or not self._by_value(buf):
             return _COMM.Send_init(self, buf, dest, tag)
         staged = parse(buf, what="send buffer", moved=True).on_host()
         assert staged.packed is not None
@@ -176,7 +177,7 @@ class Messages:
 
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Bind a message to be received; see mpi4py's method.  For device memory see ``Irecv``."""
-        if type(buf) is _ARRAY or not self._by_value(buf):
+        if _is_on_host(buf) or not self._by_value(buf):
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
         plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))

@@ -18,10 +18,14 @@ from mpi4py import MPI
 
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
+from mpicoll.runtime.alarm import Alarm
 from mpicoll.runtime.state import find
 
 _Bytes = npt.NDArray[np.uint8]
 _Op = Callable[[Any, Any], Any]
+
+#: mpi4py's methods; Cython finds them by ``super()`` more slowly.
+_COMM: Any = MPI.Comm
 
 
 class Objects(Blocking):
@@ -29,15 +33,15 @@ class Objects(Blocking):
 
     def barrier(self) -> None:
         """Wait until all ranks have entered."""
-        if not self._survives():
-            return super().barrier()
+        if not _survives(self):
+            return _COMM.barrier(self)
         self.Barrier()
         return None
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Copy the root's object to all ranks."""
-        if not self._survives():
-            return super().bcast(obj, root)
+        if not _survives(self):
+            return _COMM.bcast(self, obj, root)
         data = _dumped(obj) if self.rank == root else _nothing()
         length = np.array([data.size], np.int64)
         self.Bcast(length, root)
@@ -48,8 +52,8 @@ class Objects(Blocking):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Collect an object of every rank, at the root."""
-        if not self._survives():
-            return super().gather(sendobj, root)
+        if not _survives(self):
+            return _COMM.gather(self, sendobj, root)
         data, here = _dumped(sendobj), self.rank == root
         lengths = np.zeros(self.size if here else 0, np.int64)
         self.Gather(np.array([data.size], np.int64), lengths if here else None, root)
@@ -59,8 +63,8 @@ class Objects(Blocking):
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         """Give every rank its object of the root's sequence."""
-        if not self._survives():
-            return super().scatter(sendobj, root)
+        if not _survives(self):
+            return _COMM.scatter(self, sendobj, root)
         length, every = np.zeros(1, np.int64), None
         if self.rank == root:
             parts = self._one_each(sendobj)
@@ -75,8 +79,8 @@ class Objects(Blocking):
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Collect an object of every rank, on all of them."""
-        if not self._survives():
-            return super().allgather(sendobj)
+        if not _survives(self):
+            return _COMM.allgather(self, sendobj)
         data, lengths = _dumped(sendobj), np.zeros(self.size, np.int64)
         self.Allgather(np.array([data.size], np.int64), lengths)
         every = np.empty(lengths.sum(), np.uint8)
@@ -85,8 +89,8 @@ class Objects(Blocking):
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Send an object to every rank, and receive one from each."""
-        if not self._survives():
-            return super().alltoall(sendobj)
+        if not _survives(self):
+            return _COMM.alltoall(self, sendobj)
         parts = self._one_each(sendobj)
         sent = np.array([part.size for part in parts], np.int64)
         lengths = np.zeros(self.size, np.int64)
@@ -97,32 +101,28 @@ class Objects(Blocking):
 
     def reduce(self, sendobj: Any, op: _Op = MPI.SUM, root: int = 0) -> Any:
         """Reduce over all ranks, to the root."""
-        if not self._survives():
-            return super().reduce(sendobj, op, root)
+        if not _survives(self):
+            return _COMM.reduce(self, sendobj, op, root)
         every = self.gather(sendobj, root)
         return None if every is None else reduce(op, every)
 
     def allreduce(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
         """Reduce over all ranks, to all of them."""
-        if not self._survives():
-            return super().allreduce(sendobj, op)
+        if not _survives(self):
+            return _COMM.allreduce(self, sendobj, op)
         return reduce(op, self.allgather(sendobj))
 
     def scan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
         """Reduce over the ranks up to this one."""
-        if not self._survives():
-            return super().scan(sendobj, op)
+        if not _survives(self):
+            return _COMM.scan(self, sendobj, op)
         return [*accumulate(self.allgather(sendobj), op)][self.rank]
 
     def exscan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
         """Reduce over the ranks before this one; None on rank 0."""
-        if not self._survives():
-            return super().exscan(sendobj, op)
+        if not _survives(self):
+            return _COMM.exscan(self, sendobj, op)
         return [None, *accumulate(self.allgather(sendobj), op)][self.rank]
-
-    def _survives(self) -> bool:
-        state = self._state or (find(self) if self else None)
-        return state is not None and state.alarm is not None
 
     def _one_each(self, objects: Sequence[Any] | None) -> list[_Bytes]:
         """The bytes of a sequence of one object a rank."""
@@ -130,6 +130,14 @@ class Objects(Blocking):
             found = "nothing" if objects is None else plural(len(objects), "object")
             raise ValueError(f"{found} for {plural(self.size, 'rank')}: give one each")
         return [_dumped(each) for each in objects]
+
+
+def _survives(comm: Any) -> bool:
+    """Whether a communicator outlives its ranks."""
+    if not Alarm.made:
+        return False
+    state = comm._state or (find(comm) if comm else None)
+    return state is not None and state.alarm is not None
 
 
 def _nothing() -> _Bytes:

@@ -17,12 +17,16 @@ from mpicoll.engine._flight cimport Airspace, CallCount, Flight
 from mpicoll.engine._library cimport Given, call
 from mpicoll.engine._packing cimport Packing
 from mpicoll.engine._routes cimport Route, Routes, are_apart
-from mpicoll.engine._signature cimport Side, Signature, read, release
+from mpicoll.engine._signature cimport Side, Signature, empty, read, release
 
 import numpy as np
 from mpi4py import MPI as _MPI
 
+from mpicoll.schedule.methods import METHODS, STARTED
+
 cnp.import_array()
+
+cdef int IBARRIER = METHODS["Barrier"].number + STARTED
 
 
 cdef extern from "<time.h>" nogil:
@@ -71,7 +75,7 @@ cdef class FastPath(Routes):
     def forget(self):
         """Forget all calls, but not how often they were made."""
         Routes.forget(self)
-        self.packed = [None, None]
+        self.packed, self.barrier = [None, None], None
 
     def serve(self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm):
         """Make a blocking call of a communicator; False if it has to go the slow path."""
@@ -118,11 +122,17 @@ cdef class FastPath(Routes):
         if self.look is not None:
             self.hear()
         try:
-            if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
-                return None
-            route = self.find(&signature)
-            if route is None or not are_apart(route, signature.sides):
-                return None
+            if method == IBARRIER and algorithm is None and self.barrier is not None:
+                empty(&signature)
+                route = self.barrier
+            else:
+                if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
+                    return None
+                route = self.find(&signature)
+                if route is None or not are_apart(route, signature.sides):
+                    return None
+                if method == IBARRIER and algorithm is None:
+                    self.barrier = route
             if route.pool is not None:
                 return self.take_off(route, &signature, comm, sendbuf, recvbuf)
             if route.direct is None:

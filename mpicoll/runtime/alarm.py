@@ -71,10 +71,14 @@ class Alarm:
         private: carries the messages of its collectives.  Collective over it.
 
     Attributes:
+        made: whether this process has made one.
         lost: what is raised from the first death on; None before.
     """
 
+    made = False
+
     def __init__(self, private: MPI.Intracomm) -> None:
+        Alarm.made = True
         self._rank = private.Get_rank()
         with forming(private):
             self._control = MPI.Intracomm(private.Split(0, self._rank))
