@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpicoll.base.later import Later
 from mpicoll.buffers import typemaps
 from mpicoll.buffers.packing import Packed, Part, in_blocks
 from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
-from mpicoll.cuda.pieces import Copies, Pieces
+
+if TYPE_CHECKING:
+    from mpicoll.cuda import pieces as copying
+else:
+    copying = Later("mpicoll.cuda.pieces")
 
 
 class PackedOnDevice(Packed):
@@ -37,7 +43,7 @@ class PackedOnDevice(Packed):
         target: the packed bytes as an array in device memory.
     """
 
-    def __init__(self, array: DeviceArray, pieces: list[Pieces], what: str) -> None:
+    def __init__(self, array: DeviceArray, pieces: list[copying.Pieces], what: str) -> None:
         if array.stream and driver().capturing(array.stream):
             raise BufferError(
                 f"{what}: not contiguous in device memory, or of a derived datatype, in a stream "
@@ -45,7 +51,7 @@ class PackedOnDevice(Packed):
                 "not last as long as the graph; pass a contiguous copy that does"
             )
         try:
-            self._copies = Copies(array.device, array.stream, pieces, array)
+            self._copies = copying.Copies(array.device, array.stream, pieces, array)
         except ModuleNotFoundError:
             raise BufferError(
                 f"{what}: not contiguous in device memory, or of a derived datatype, and CuPy, "
@@ -81,7 +87,9 @@ def strided(array: DeviceArray, order: str, what: str, blocks: int = 1) -> Packe
     cut = in_blocks(array.elements, blocks)
     if order == "F":
         cut = cut.transpose(0, *range(cut.ndim - 1, 0, -1))
-    return PackedOnDevice(array, [Pieces(array.ptr, cut.shape, cut.strides, array.itemsize)], what)
+    return PackedOnDevice(
+        array, [copying.Pieces(array.ptr, cut.shape, cut.strides, array.itemsize)], what
+    )
 
 
 def typed(array: DeviceArray, parts: Iterable[Part], what: str) -> PackedOnDevice:
@@ -96,12 +104,12 @@ def typed(array: DeviceArray, parts: Iterable[Part], what: str) -> PackedOnDevic
     return PackedOnDevice(array, pieces, what)
 
 
-def _pieces(address: int, part: Part, starts: typemaps.Offsets, nbytes: int) -> Pieces:
+def _pieces(address: int, part: Part, starts: typemaps.Offsets, nbytes: int) -> copying.Pieces:
     """Elements of a datatype of which pieces of one length start at some places."""
     _, extent = part.datatype.Get_extent()
     first, steps = int(starts.min()), np.diff(starts)
     if (steps == steps[:1]).all():  # as of a vector, or of one piece
         step = int(steps[0]) if steps.size else 0
         shape, strides = (part.count, starts.size), (extent, step)
-        return Pieces(address + int(starts[0]), shape, strides, nbytes)
-    return Pieces(address + first, (part.count,), (extent,), nbytes, starts - first)
+        return copying.Pieces(address + int(starts[0]), shape, strides, nbytes)
+    return copying.Pieces(address + first, (part.count,), (extent,), nbytes, starts - first)

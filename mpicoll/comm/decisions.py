@@ -18,10 +18,9 @@ from mpicoll.base import caller
 from mpicoll.base.later import Later
 from mpicoll.buffers import Unsupported, vectors
 from mpicoll.cuda.arrays import is_device
-from mpicoll.cuda.group import CUDA_IPC, STAGED
+from mpicoll.cuda.transports import CUDA_IPC, STAGED
 from mpicoll.engine import progress
 from mpicoll.errors import FallbackWarning
-from mpicoll.ops.exact import EXACT
 from mpicoll.registry import of_a_user, path_of
 from mpicoll.runtime.admission import Admission
 from mpicoll.runtime.arguments import asked_for, parse, place_of, summed_exactly
@@ -30,7 +29,7 @@ from mpicoll.runtime.state import State
 from mpicoll.schedule.collectives import Collective
 from mpicoll.schedule.methods import COUNTS, METHODS, Method
 from mpicoll.schedule.parameters import Parameter
-from mpicoll.tuning import BUILTIN_SOURCE, NATIVE, Choice, placed
+from mpicoll.tuning import BUILTIN_SOURCE, EXACT, NATIVE, Choice, placed
 
 if TYPE_CHECKING:
     from mpicoll.comm import device

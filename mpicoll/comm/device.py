@@ -18,8 +18,9 @@ from mpicoll.base import caller, libraries
 from mpicoll.buffers import Buffer
 from mpicoll.cuda.arrays import DeviceArray, current_stream, one_handle
 from mpicoll.cuda.driver import driver
-from mpicoll.cuda.group import AWARE, CUDA_IPC, STAGED, Group
+from mpicoll.cuda.group import Group
 from mpicoll.cuda.streams import PeerCopies, order, release_streams, stream_after
+from mpicoll.cuda.transports import AWARE, CUDA_IPC, STAGED
 from mpicoll.engine import runner
 from mpicoll.errors import TransportWarning, Unordered
 from mpicoll.requests.device import Enqueued, EnqueuedPrequest

@@ -12,7 +12,7 @@ from mpicoll import hooks
 from mpicoll.base.later import Later
 from mpicoll.comm.decisions import Arguments, prepare, without_waiting
 from mpicoll.cuda.arrays import is_device
-from mpicoll.cuda.group import CUDA_IPC
+from mpicoll.cuda.transports import CUDA_IPC
 from mpicoll.engine import progress, runner
 from mpicoll.registry import is_path
 from mpicoll.requests import Prequest, Request

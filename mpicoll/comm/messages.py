@@ -21,7 +21,7 @@ from mpicoll.buffers import Buffer, parse
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.comm.refusing import Message, library_takes, refuse, set_refusing, settle
 from mpicoll.cuda.arrays import is_device, recognise
-from mpicoll.cuda.group import STAGED
+from mpicoll.cuda.transports import STAGED
 from mpicoll.engine import progress
 from mpicoll.requests.device import Staged, StagedPrequest
 from mpicoll.requests.library import OwnedPrequest, OwnedRequest

@@ -32,21 +32,14 @@ from mpicoll.base import caller, libraries
 from mpicoll.base.consensus import Problem, attempt
 from mpicoll.base.wording import ranges
 from mpicoll.cuda import driver
+from mpicoll.cuda.transports import AWARE, CUDA_IPC, STAGED
 from mpicoll.errors import CudaError, TransportWarning
 
 __all__ = [
-    "AWARE",
-    "CUDA_IPC",
-    "STAGED",
-    "TRANSPORTS",
     "Device",
     "Group",
     "connect",
 ]
-
-CUDA_IPC, AWARE, STAGED = "cuda_ipc", "aware", "staged"
-#: What ``MPICOLL_GPU`` accepts; ``auto``: the first one that can serve.
-TRANSPORTS = ("auto", CUDA_IPC, AWARE, STAGED)
 
 
 class Device(NamedTuple):
@@ -110,7 +103,7 @@ def connect(private: MPI.Intracomm, wanted: str, seconds: float) -> Group | None
 
     Args:
         private: the communicator that carries the collectives' messages.
-        wanted: one of :data:`TRANSPORTS`, equal on all ranks.
+        wanted: one of :data:`mpicoll.cuda.transports.TRANSPORTS`, equal on all ranks.
         seconds: longest wait of a device for another one, 0 for the default one.
     """
     devices = tuple(private.allgather(_own()))

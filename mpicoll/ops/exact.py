@@ -18,9 +18,6 @@ import numpy as np
 from mpicoll.ops import reductions
 from mpicoll.ops.reductions import Array, Reduction
 
-#: What it is called where algorithms are named.
-EXACT = "exact"
-
 #: Algorithms that bring all contributions to an element to one rank, raw, in one round.
 SCHEDULES = dict.fromkeys(("allreduce", "reduce", "reduce_scatter"), "parameter_server")
 

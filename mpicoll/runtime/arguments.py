@@ -5,19 +5,24 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll import algorithms, ops, tuning
+from mpicoll.base.later import Later
 from mpicoll.buffers import Buffer, Unsupported, pair, vectors
-from mpicoll.ops import exact
 from mpicoll.runtime.calls import Call
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.methods import METHODS
 from mpicoll.schedule.parameters import Parameter
 from mpicoll.tuning import Choice
+
+if TYPE_CHECKING:
+    from mpicoll.ops import exact
+else:
+    exact = Later("mpicoll.ops.exact")
 
 #: MPI's operators by handle.
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}

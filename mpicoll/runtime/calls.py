@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll import algorithms, ops, tuning
+from mpicoll.base.later import Later
 from mpicoll.buffers import Buffer
 from mpicoll.buffers.buffer import Bytes
 from mpicoll.buffers.packing import Packed
 from mpicoll.buffers.staged import OnDevice
-from mpicoll.cuda.group import CUDA_IPC, STAGED
+from mpicoll.cuda.transports import CUDA_IPC, STAGED
 from mpicoll.engine import plan
-from mpicoll.ops.exact import EXACT, SCHEDULES
 from mpicoll.registry import COMMUTATIVE, EQUAL_BLOCKS
 from mpicoll.runtime import agree
 from mpicoll.schedule import layout
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
 from mpicoll.schedule.methods import METHODS, OWN, Method
-from mpicoll.tuning import NATIVE, Choice
+from mpicoll.tuning import EXACT, NATIVE, Choice
+
+if TYPE_CHECKING:
+    from mpicoll.ops import exact
+else:
+    exact = Later("mpicoll.ops.exact")
 
 
 @dataclass(frozen=True)
@@ -333,7 +338,7 @@ _even = lru_cache(layout.even)
 
 def _schedule(definition: Collective, choice: Choice) -> str:
     """The algorithm whose schedule a choice has."""
-    return SCHEDULES[definition.name] if choice.algorithm == EXACT else choice.algorithm
+    return exact.SCHEDULES[definition.name] if choice.algorithm == EXACT else choice.algorithm
 
 
 class Prepared(NamedTuple):

@@ -11,20 +11,26 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.base.consensus import combined
 from mpicoll.base.forming import forming
-from mpicoll.cuda import driver, group
+from mpicoll.base.later import Later
+from mpicoll.cuda import driver
 from mpicoll.engine import transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
 from mpicoll.runtime.places import world_ranks
 from mpicoll.runtime.plans import Plans
 from mpicoll.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from mpicoll.cuda import group
+else:
+    group = Later("mpicoll.cuda.group")
 
 #: Connections that a process keeps for communicators to come: for the same processes, and in all.
 ALIKE, IDLE = 4, 64

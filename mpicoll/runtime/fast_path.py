@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpicoll import hooks, tuning
 from mpicoll.base import caller
 from mpicoll.buffers import Buffer, typemaps, vectors
-from mpicoll.cuda.group import CUDA_IPC
+from mpicoll.cuda.transports import CUDA_IPC
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lane, Lanes
 from mpicoll.engine.plan import Plan

@@ -14,7 +14,7 @@ from mpicoll import tuning
 from mpicoll.base import extensions
 from mpicoll.base.consensus import Problem, attempt, from_rank_0
 from mpicoll.base.wording import ranges
-from mpicoll.cuda import driver, group
+from mpicoll.cuda import driver, transports
 from mpicoll.engine.transport import TRANSPORTS
 from mpicoll.runtime import schedules
 from mpicoll.schedule.collectives import COLLECTIVES
@@ -51,7 +51,7 @@ class Settings(NamedTuple):
     progress: bool = False
     #: Fitted parameters, for predictions; None without.
     model: CostModel | None = None
-    #: One of :data:`mpicoll.cuda.group.TRANSPORTS`.
+    #: One of :data:`mpicoll.cuda.transports.TRANSPORTS`.
     gpu: str = "auto"
     #: Whether its program may have arrays in device memory, and the driver for them.
     devices: bool = False
@@ -124,7 +124,7 @@ def _settings_from(environment: Mapping[str, str]) -> Settings:
         ),
         progress=thread == "thread",
         model=model,
-        gpu=_one_of(group.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
+        gpu=_one_of(transports.TRANSPORTS, "MPICOLL_GPU", environment.get("MPICOLL_GPU") or "auto"),
         devices=driver.is_usable(),
         imports=imports,
     )

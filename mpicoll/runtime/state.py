@@ -23,7 +23,6 @@ from mpi4py import MPI
 
 from mpicoll import tuning
 from mpicoll.base import caller
-from mpicoll.cuda import group
 from mpicoll.engine import progress, transport
 from mpicoll.engine.lanes import Lanes
 from mpicoll.engine.windows import Windows
@@ -41,6 +40,7 @@ from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.runtime.watch import Watch
 
 if TYPE_CHECKING:
+    from mpicoll.cuda import group
     from mpicoll.runtime import trace
 
 _T = TypeVar("_T")

@@ -32,6 +32,7 @@ __all__ = [
     "BUILTIN_SOURCE",
     "BUILT_IN",
     "ENVIRONMENT",
+    "EXACT",
     "FILE",
     "HINT",
     "MODEL",
@@ -58,6 +59,8 @@ __all__ = [
 
 #: The MPI library's own collective.
 NATIVE = "native"
+#: Exact sums, see :mod:`mpicoll.ops.exact`; asked for by ``reproducible=True``.
+EXACT = "exact"
 #: Where the choices of :data:`BUILTIN` come from.
 BUILTIN_SOURCE = "built-in table"
 #: Ranks of rules, the least first.
