@@ -35,6 +35,7 @@ ENGINE = tuple(f"mpicoll.engine.{part}" for part in _PARTS)
 #: microseconds in each call, a fifth of a short one.
 AS_THEY_ARE = (
     "mpicoll.comm.blocking",
+    "mpicoll.comm.intracomm",
     "mpicoll.comm.nonblocking",
     "mpicoll.comm.messages",
     "mpicoll.comm.objects",
@@ -44,6 +45,7 @@ AS_THEY_ARE = (
     "mpicoll.profile.recorder",
     "mpicoll.profile.requests",
     "mpicoll.requests.own",
+    "mpicoll.runtime.first_calls",
 )
 
 # No contraction: a fused multiply-add rounds differently from NumPy, and only where the compiler

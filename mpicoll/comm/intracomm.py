@@ -18,7 +18,7 @@ main part within :func:`abort_on_exception`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpi4py import MPI
@@ -49,6 +49,10 @@ else:
 _C = TypeVar("_C", bound="Intracomm")
 #: Of mpi4py's several constructors the one that all bases have.
 _NEW: Any = MPI.Intracomm.__new__
+#: mpi4py's methods, which are found more slowly by ``super()``.
+_BASE: Any = MPI.Intracomm
+_CART: Any = MPI.Cartcomm
+_NO_MORE: Mapping[str, Any] = {}
 
 
 class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Persistent):
@@ -136,18 +140,15 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         """Duplicate the communicator; without ``info`` with its hints."""
         if info is not None:
             return self.Dup_with_info(info)
-        with progress.meanwhile():
-            return self._adopt(super().Dup(), self._hints())
+        return _adopt(self, _made(_BASE.Dup, self, ()), self._hints())
 
     def Dup_with_info(self: _C, info: MPI.Info) -> _C:
         """Duplicate the communicator with hints."""
-        with progress.meanwhile():
-            return self._hinted(self._adopt(super().Dup_with_info(info)), info)
+        return self._hinted(_adopt(self, _made(_BASE.Dup_with_info, self, (info,))), info)
 
     def Clone(self: _C) -> _C:
         """Clone the communicator, with its hints."""
-        with progress.meanwhile():
-            return self._adopt(super().Clone(), self._hints())
+        return _adopt(self, _made(_BASE.Clone, self, ()), self._hints())
 
     def Idup(self: _C, info: MPI.Info | None = None) -> tuple[_C, MPI.Request]:
         """Start to duplicate the communicator, without ``info`` with its hints.
@@ -197,25 +198,22 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
 
     def Split(self, color: int = 0, key: int = 0) -> Intracomm:
         """Split the communicator by color and key."""
-        with progress.meanwhile():
-            return self._child(super().Split(color, key))
+        return _child(self, _made(_BASE.Split, self, (color, key)))
 
     def Split_type(
         self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL
     ) -> Intracomm:
         """Split the communicator by split type."""
-        with progress.meanwhile():
-            return self._hinted(self._child(super().Split_type(split_type, key, info)), info)
+        made = _child(self, _made(_BASE.Split_type, self, (split_type, key, info)))
+        return self._hinted(made, info)
 
     def Create(self, group: MPI.Group) -> Intracomm:
         """Create a communicator of a group."""
-        with progress.meanwhile():
-            return self._child(super().Create(group))
+        return _child(self, _made(_BASE.Create, self, (group,)))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Intracomm:
         """Create a communicator of a group; collective over the group alone."""
-        with progress.meanwhile():
-            return self._child(super().Create_group(group, tag))
+        return _child(self, _made(_BASE.Create_group, self, (group, tag)))
 
     @classmethod
     def Create_from_group(
@@ -231,8 +229,7 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
 
     def Shrink(self) -> Intracomm:
         """Create a communicator without the processes that have failed."""
-        with progress.meanwhile():
-            return self._child(super().Shrink())
+        return _child(self, _made(_BASE.Shrink, self, ()))
 
     def survivors(self) -> Intracomm:
         """A communicator of the ranks that are left, in the same order; collective over them.
@@ -248,30 +245,27 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         """
         return Intracomm(recovery.survivors(self._begun()).comm)
 
-    def Create_cart(self, *arguments: Any, **more: Any) -> Cartcomm:
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> Cartcomm:
         """Create a communicator with a Cartesian topology; see mpi4py's method."""
-        with progress.meanwhile():
-            return self._child(super().Create_cart(*arguments, **more))
+        return _child(self, _made(_BASE.Create_cart, self, (dims, periods, reorder)))
 
     def Create_graph(self, *arguments: Any, **more: Any) -> Graphcomm:
         """Create a communicator with a graph topology; see mpi4py's method."""
-        with progress.meanwhile():
-            return self._child(super().Create_graph(*arguments, **more))
+        return _child(self, _made(_BASE.Create_graph, self, arguments, more))
 
     def Create_dist_graph(self, *arguments: Any, **more: Any) -> Distgraphcomm:
         """Create a communicator with a distributed graph topology; see mpi4py's method."""
-        with progress.meanwhile():
-            return self._child(super().Create_dist_graph(*arguments, **more))
+        return _child(self, _made(_BASE.Create_dist_graph, self, arguments, more))
 
     def Create_dist_graph_adjacent(self, *arguments: Any, **more: Any) -> Distgraphcomm:
         """Create a communicator with a distributed graph topology; see mpi4py's method."""
-        with progress.meanwhile():
-            return self._child(super().Create_dist_graph_adjacent(*arguments, **more))
+        return _child(self, _made(_BASE.Create_dist_graph_adjacent, self, arguments, more))
 
     def Create_intercomm(self, *arguments: Any, **more: Any) -> Intercomm:
         """Create an intercommunicator; see mpi4py's method."""
-        with progress.meanwhile():
-            return Intercomm(super().Create_intercomm(*arguments, **more))
+        return Intercomm(_made(_BASE.Create_intercomm, self, arguments, more))
 
     def Free(self) -> None:
         """Free the communicator.
@@ -279,23 +273,24 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         Raises:
             RuntimeError: a collective is under way on it.
         """
-        self._let_go("Free")
-        super().Free()
+        if progress.under_way:
+            self._let_go("Free")
+        _BASE.Free(self)
 
     def free(self) -> None:
         """Free the communicator, if it is one that can be freed.  Raises as ``Free`` does."""
-        self._let_go("free")
-        super().free()
+        if progress.under_way:
+            self._let_go("free")
+        _BASE.free(self)
 
     def Disconnect(self) -> None:
         """Disconnect from the communicator.  Raises as ``Free`` does."""
-        self._let_go("Disconnect")
-        super().Disconnect()
+        if progress.under_way:
+            self._let_go("Disconnect")
+        _BASE.Disconnect(self)
 
     def _let_go(self, method: str) -> None:
         """Raise if a collective is under way: its messages would have nowhere to go."""
-        if not progress.under_way:
-            return
         state = self._state or (find(self) if self else None)
         if state is None or state.closed or state.guard.failure is not None:
             return
@@ -307,14 +302,6 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
                     f"{plural(len(state.under_way), 'collective')} under way: "
                     f"{', '.join(map(repr, state.under_way))}; Wait for them first"
                 )
-
-    def _adopt(self, comm: _C, hinted: Table | None = None) -> _C:
-        """Set up an object of this class that mpi4py has made of this one."""
-        family = (self._state or self._first_calls or self._ready()).family
-        comm._first_calls = comm._fast_path = FirstCalls(family, hinted)
-        if hinted or not family.is_plain:
-            comm._state = inherit(comm, comm._first_calls)
-        return comm
 
     def _hints(self) -> Table:
         state = self._state or find(self)
@@ -331,11 +318,6 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
             if survives:
                 recovery.survive(state)
         return comm
-
-    def _child(self, comm: MPI.Comm) -> Any:
-        """An object of mpi4py's as one of this class, set up if this rank is in it."""
-        child: Any = comm if type(comm) is Intracomm else Intracomm.__new__(Intracomm, comm)
-        return self._adopt(child) if child else child
 
     def load(self, path: str) -> None:
         """Load a schedule file, again if it has been loaded before.  Collective.
@@ -359,8 +341,7 @@ class Cartcomm(Neighbourhood, Intracomm, MPI.Cartcomm):
 
     def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
         """Create communicators of lower-dimensional subgrids."""
-        with progress.meanwhile():
-            return self._child(super().Sub(remain_dims))
+        return _child(self, _made(_CART.Sub, self, (remain_dims,)))
 
 
 class Graphcomm(Neighbourhood, Intracomm, MPI.Graphcomm):
@@ -371,6 +352,51 @@ class Distgraphcomm(Neighbourhood, Intracomm, MPI.Distgraphcomm):
     """An :class:`Intracomm` with a distributed graph topology."""
 
 
+#: The classes of this package, by mpi4py's.
+_CLASSES: dict[type[MPI.Comm], type[Intracomm]] = {
+    MPI.Intracomm: Intracomm,
+    MPI.Cartcomm: Cartcomm,
+    MPI.Graphcomm: Graphcomm,
+    MPI.Distgraphcomm: Distgraphcomm,
+}
+_OURS = frozenset(_CLASSES.values())
+
+
+def _child(comm: Intracomm, made: Any) -> Any:
+    """What mpi4py has made of a communicator, as an object of this package, if this rank is in it.
+
+    Its class is not that of the communicator, which may be a user's.
+    """
+    kind = _CLASSES.get(type(made))
+    if kind is not None:
+        made = _NEW(kind, made)
+    elif type(made) not in _OURS:
+        made = Intracomm.__new__(Intracomm, made)
+    return _adopt(comm, made) if made else made
+
+
+def _adopt(comm: Intracomm, made: Any, hinted: Table | None = None) -> Any:
+    """Set up an object of this package that mpi4py has made of a communicator."""
+    family = (comm._state or comm._first_calls or comm._ready()).family
+    made._first_calls = made._fast_path = FirstCalls(family, hinted)
+    if hinted or not family.is_plain:
+        made._state = inherit(made, made._first_calls)
+    return made
+
+
+def _made(
+    method: Callable[..., Any],
+    comm: Intracomm,
+    arguments: tuple[Any, ...],
+    more: Mapping[str, Any] = _NO_MORE,
+) -> Any:
+    """What a method of mpi4py's makes, while all that is under way goes on."""
+    if not progress.under_way:
+        return method(comm, *arguments, **more)
+    with progress.meanwhile():
+        return method(comm, *arguments, **more)
+
+
 def _of_this_package(comm: MPI.Comm) -> Any:
     """A communicator of mpi4py's as one of mpicoll's; made ready by its first collective call."""
     if isinstance(comm, MPI.Intercomm):
@@ -378,10 +404,12 @@ def _of_this_package(comm: MPI.Comm) -> Any:
     return Intracomm.__new__(Intracomm, comm)
 
 
-def _with_topology(cls: type[Intracomm], comm: MPI.Comm | None) -> type[Intracomm]:
+def _with_topology(cls: type[Intracomm], comm: MPI.Comm) -> type[Intracomm]:
     """The class for a communicator: that of its topology where ``cls`` does not say otherwise."""
-    if cls is Intracomm:
-        for made in (Cartcomm, Graphcomm, Distgraphcomm):
-            if isinstance(comm, made.__bases__[-1]):
-                return made
-    return cls
+    if cls is not Intracomm:
+        return cls
+    found = _CLASSES.get(type(comm))
+    if found is not None:
+        return found
+    every = reversed(_CLASSES.items())
+    return next((made for kind, made in every if isinstance(comm, kind)), cls)

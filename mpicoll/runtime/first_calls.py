@@ -34,9 +34,13 @@ _IN_ARGUMENTS = frozenset(
 _NUMBERED = {method.number: method for method in METHODS.values()}
 #: What the MPI library always makes unless an algorithm is asked for, so that it is not counted.
 _ALWAYS_PASSED = METHODS["Alltoallw"].number
-#: So many of those that are not known go to mpi4py's method before any is learned, which costs as
-#: much as a hundred of them.
+#: So many of those go to mpi4py's method at once.  To look whether a call is known reads all its
+#: datatypes, and to learn one costs as much as a hundred calls.
 UNSEEN = 32
+
+_ARRAY = np.ndarray
+_ALLTOALLW: Any = MPI.Intracomm.Alltoallw
+_IN_PLACE, _NULL = MPI.IN_PLACE, MPI.DATATYPE_NULL
 
 
 class FirstCalls:
@@ -52,53 +56,61 @@ class FirstCalls:
         left: the same, now.  Equal on all ranks: only calls count that all of them make.
     """
 
-    __slots__ = ("_closed", "_known", "_served", "_unseen", "family", "hints", "left")
-
     def __init__(self, family: Family, hints: tuning.Table | None = None, left: int = FEW) -> None:
         self.family, self.hints, self.left = family, hints, left
         self._closed, self._known, self._unseen = False, None, UNSEEN
         self._served: dict[int, int] | None = None
 
-    # --- in place of a FastPath of the engine's; the last argument is the algorithm ---
+    # --- in place of a FastPath of the engine's ---
 
-    def serve(self, comm: MPI.Intracomm, method: int, *arguments: Any) -> bool:
+    def serve(
+        self,
+        comm: MPI.Intracomm,
+        method: int,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | None,
+        root: int,
+        counts: Any,
+        algorithm: str | None,
+    ) -> bool:
         """Make a blocking call that is known; False if it has to go the slow path."""
-        if arguments[-1] is None and not self.may_pass(method):
+        passes = algorithm is None and self._always_passes(method)
+        if algorithm is None and not passes and self.left <= 0:
             return False
+        if not self._is_open(comm):
+            return False
+        if passes and self._unseen > 0 and self._pass_unseen(comm, sendbuf, recvbuf):
+            return True
         known = self._path(comm)
         if known is None:
             return False
         try:
-            served: bool = known.serve(comm, method, *arguments)
+            served: bool = known.serve(comm, method, sendbuf, recvbuf, op, root, counts, algorithm)
         except MPI.Exception as error:
             self.count(method, error)
             raise
         if served:
             self.count(method)
             self._has_served(method)
-            return True
-        return self._pass_unseen(comm, method, arguments)
+        return served
 
-    def _pass_unseen(self, comm: MPI.Intracomm, method: int, arguments: tuple[Any, ...]) -> bool:
-        """Make a call that is not known by mpi4py's method, which costs less than to learn it.
+    def _pass_unseen(self, comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any) -> bool:
+        """Make a call by mpi4py's method, which costs less than to look whether it is known.
 
         Whether this is done is up to each rank: it takes part in the same collective.
         """
-        if (
-            self._unseen <= 0
-            or arguments[-1] is not None
-            or hooks.installed
-            or caller.parent
-            or not (self._always_passes(method) and _are_plain(*arguments[:2]))
-        ):
+        if hooks.installed or caller.parent or not _are_plain(sendbuf, recvbuf):
             return False
-        self._unseen -= 1
         try:
-            with progress.meanwhile():
-                MPI.Intracomm.Alltoallw(comm, *arguments[:2])
+            if progress.under_way:
+                with progress.meanwhile():
+                    _ALLTOALLW(comm, sendbuf, recvbuf)
+            else:
+                _ALLTOALLW(comm, sendbuf, recvbuf)
         except (TypeError, ValueError, LookupError, BufferError):
             return False  # the slow path says what is wrong
-        self._has_served(method)
+        self._unseen -= 1
         return True
 
     def may_pass(self, method: int) -> bool:
@@ -112,20 +124,22 @@ class FirstCalls:
         """Start a call that is known; None if it has to go the slow path."""
         if arguments[-1] is None and not (self.family.is_plain and not self.hints):
             return None  # what is asked for and cannot serve is counted there
-        known = self._path(comm)
+        known = self._path(comm) if self._is_open(comm) else None
         request = None if known is None else known.start(comm, method, *arguments)
         if request is not None:
             self._has_served(method)
         return request
 
-    def _path(self, comm: MPI.Intracomm) -> Any:
-        """What knows calls; None if they may not go here."""
+    def _is_open(self, comm: MPI.Intracomm) -> bool:
+        """Whether calls may go here."""
         if self._closed or not comm:
-            return None
+            return False
         # Another object on the same handle may have made more of it.
         found = handles.find(comm)
-        if found is not None and found.fast_path is not self:
-            return None
+        return found is None or found.fast_path is self
+
+    def _path(self, comm: MPI.Intracomm) -> Any:
+        """What knows calls; None without the engine."""
         if self._known is None:
             self._known = _known(comm.Get_rank(), comm.Get_size())
         return self._known
@@ -157,6 +171,8 @@ class FirstCalls:
     def calls(self) -> dict[tuple[str, str], int]:
         """Number of calls that were known, by (collective, algorithm)."""
         counts: Counter[tuple[str, str]] = Counter()
+        if self._unseen < UNSEEN:
+            counts[_NUMBERED[_ALWAYS_PASSED].collective, NATIVE] = UNSEEN - self._unseen
         for method, count in (self._served or {}).items():
             counts[_NUMBERED[method % STARTED].collective, NATIVE] += count
         return counts
@@ -171,18 +187,23 @@ class FirstCalls:
 
 def _are_plain(sendbuf: Any, recvbuf: Any) -> bool:
     """Whether messages of Alltoallw mean to mpi4py what they mean here, in memory of the host."""
-    if sendbuf is MPI.IN_PLACE:
+    if sendbuf is _IN_PLACE:
         return _is_plain(recvbuf)
     if not (_is_plain(sendbuf) and _is_plain(recvbuf)):
         return False
-    return not np.may_share_memory(sendbuf[0], recvbuf[0])
+    sent, received = sendbuf[0], recvbuf[0]
+    if sent is not received and sent.base is None and received.base is None:
+        return True  # each has memory of its own
+    return not np.may_share_memory(sent, received)
 
 
 def _is_plain(message: Any) -> bool:
-    if type(message) not in (list, tuple) or not message or type(message[0]) is not np.ndarray:
+    kind = type(message)
+    if not ((kind is list or kind is tuple) and message and type(message[0]) is _ARRAY):
         return False
-    # Not all MPI libraries take that one.
-    return type(message[-1]) in (list, tuple) and MPI.DATATYPE_NULL not in message[-1]
+    kind = type(message[-1])
+    # Not all MPI libraries take the null datatype.
+    return (kind is list or kind is tuple) and _NULL not in message[-1]
 
 
 @cache

@@ -1,0 +1,5 @@
+"""The types of what every new communicator passes, where it is compiled."""
+
+cdef object _child(object comm, object made)
+cdef object _adopt(object comm, object made, object hinted=*)
+cdef object _made(object method, object comm, tuple arguments, dict more=*)
