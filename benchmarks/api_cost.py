@@ -34,6 +34,7 @@ SPELLINGS: dict[str, Callable[[np.ndarray], Any]] = {
     "[x, T]": lambda x: [x, MPI.FLOAT],
     "[x, n, T]": lambda x: [x, x.size, MPI.FLOAT],
     "[x, (n, d), T]": lambda x: [x, (x.size, 0), MPI.FLOAT],
+    "[buffer, n, T]": lambda x: [MPI.buffer.frombuffer(x), x.size, MPI.FLOAT],
     "memoryview": memoryview,
     "bytearray": lambda x: bytearray(x.tobytes()),
     "array.array": lambda x: array.array("f", x.tobytes()),

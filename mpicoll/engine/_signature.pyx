@@ -59,6 +59,7 @@ cdef enum:
 
 cdef object _IN_PLACE = _MPI.IN_PLACE
 cdef object _Array = _arrays.array
+cdef object _Memory = _MPI.buffer
 cdef object _Integer = integer
 
 #: The classes of PyTorch's tensors, once one has been passed.
@@ -182,6 +183,7 @@ cdef bint put_owner(Signature *self, Side *side, owner) except -1:
         or PyByteArray_CheckExact(owner)
         or PyBytes_CheckExact(owner)
         or type(owner) is _Array
+        or type(owner) is _Memory
     ):
         return put_buffer(self, side, owner)
     if type(owner) in _tensors:
