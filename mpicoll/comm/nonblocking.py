@@ -41,7 +41,11 @@ class Nonblocking(Dispatch):
     def Ibarrier(self, *, algorithm: str | None = None, **parameters: Parameter) -> Any:
         """Start a ``Barrier``."""
         if not parameters:
-            request = self._fast_path.start(self, IBARRIER, None, None, None, 0, None, algorithm)
+            path = self._fast_path
+            if algorithm is None:
+                request = path.start_barrier(self)
+            else:
+                request = path.start(self, IBARRIER, None, None, None, 0, None, algorithm)
             if request is not None:
                 return request
         return self._non_blocking("Barrier", algorithm, parameters)

@@ -17,7 +17,7 @@ from mpicoll.engine._flight cimport Airspace, CallCount, Flight
 from mpicoll.engine._library cimport Given, call
 from mpicoll.engine._packing cimport Packing
 from mpicoll.engine._routes cimport Route, Routes, are_apart
-from mpicoll.engine._signature cimport Side, Signature, empty, read, release
+from mpicoll.engine._signature cimport Side, Signature, read, release
 
 import numpy as np
 from mpi4py import MPI as _MPI
@@ -122,17 +122,11 @@ cdef class FastPath(Routes):
         if self.look is not None:
             self.hear()
         try:
-            if method == IBARRIER and algorithm is None and self.barrier is not None:
-                empty(&signature)
-                route = self.barrier
-            else:
-                if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
-                    return None
-                route = self.find(&signature)
-                if route is None or not are_apart(route, signature.sides):
-                    return None
-                if method == IBARRIER and algorithm is None:
-                    self.barrier = route
+            if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
+                return None
+            route = self.find(&signature)
+            if route is None or not are_apart(route, signature.sides):
+                return None
             if route.pool is not None:
                 return self.take_off(route, &signature, comm, sendbuf, recvbuf)
             if route.direct is None:
@@ -144,6 +138,8 @@ cdef class FastPath(Routes):
                 if kept is not None:
                     sides = <Side *> PyBytes_AS_STRING(kept)
                 _call(route, sides, comm, op, root, &request.ob_mpi)
+                if method == IBARRIER and algorithm is None:
+                    self.barrier = route
         finally:
             release(&signature)
         if sendbuf is not None or recvbuf is not None:
@@ -151,6 +147,28 @@ cdef class FastPath(Routes):
         route.count.calls += 1
         if self.under_way:
             self.poll()
+        return request
+
+    def start_barrier(self, comm):
+        """Start a barrier that names no algorithm, as `start` does.
+
+        It has no arguments to be known by, and where the library makes it no messages of ours to
+        look after: all that takes time here is the library's.
+        """
+        cdef MPI.Request request
+        cdef mpi.MPI_Comm handle = (<MPI.Comm> comm).ob_mpi
+        cdef int code
+        if (
+            self.barrier is None or not self.open or self.hooks or self.forks
+            or self.look is not None or self.under_way
+        ):
+            return self.start(comm, IBARRIER, None, None, None, 0, None, None)
+        request = MPI.Request.__new__(MPI.Request)
+        with nogil:
+            code = mpi.MPI_Ibarrier(handle, &request.ob_mpi)
+        if code != mpi.MPI_SUCCESS:
+            raise _MPI.Exception(code)
+        self.barrier.count.calls += 1
         return request
 
     cdef Flight take_off(

@@ -31,12 +31,6 @@ cdef struct Signature:
     int64_t own[WORDS]
 
 
-cdef inline void empty(Signature *self) noexcept:
-    """Hold nothing."""
-    self.sides[0].held = self.sides[1].held = False
-    self.words = self.own
-
-
 cdef bint read(
     Signature *self, int method, sendbuf, recvbuf, op, root, counts, algorithm
 ) except -1

@@ -75,12 +75,12 @@ cdef bint read(
     Signature *self, int method, sendbuf, recvbuf, op, root, counts, algorithm
 ) except -1:
     """What a call's arguments say; False if it has no signature.  To be released either way."""
-    empty(self)
+    self.sides[0].held = self.sides[1].held = False
     self.sides[0].address = self.sides[1].address = NULL
     self.sides[0].length = self.sides[1].length = 0
     self.sides[0].strided = self.sides[1].strided = False
     self.sides[0].named = self.sides[1].named = 0
-    self.room, self.n, self.mixed = WORDS, 0, 0
+    self.words, self.room, self.n, self.mixed = self.own, WORDS, 0, 0
     put(self, method)
     if not put_number(self, root):
         return False
