@@ -38,7 +38,7 @@ ON_HOST_ALONE = ("recv", "irecv", "Attach_buffer", "Iagree")
 
 #: What is not in device memory, and what may have something in front that is not.
 _ARRAY = np.ndarray
-_ON_HOST = frozenset((_ARRAY, memoryview, bytearray, bytes, array))
+_ON_HOST = frozenset((_ARRAY, memoryview, bytearray, bytes, array, MPI.buffer))
 
 #: mpi4py's methods; a class that derived from it could not be combined with others of mpi4py's.
 _COMM: Any = MPI.Comm
