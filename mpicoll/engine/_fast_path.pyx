@@ -155,11 +155,12 @@ cdef class FastPath(Routes):
         It has no arguments to be known by, and where the library makes it no messages of ours to
         look after: all that takes time here is the library's.
         """
+        cdef Route route = self.barrier  # which another thread may forget meanwhile
         cdef MPI.Request request
         cdef mpi.MPI_Comm handle = (<MPI.Comm> comm).ob_mpi
         cdef int code
         if (
-            self.barrier is None or not self.open or self.hooks or self.forks
+            route is None or not self.open or self.hooks or self.forks
             or self.look is not None or self.under_way
         ):
             return self.start(comm, IBARRIER, None, None, None, 0, None, None)
@@ -168,7 +169,7 @@ cdef class FastPath(Routes):
             code = mpi.MPI_Ibarrier(handle, &request.ob_mpi)
         if code != mpi.MPI_SUCCESS:
             raise _MPI.Exception(code)
-        self.barrier.count.calls += 1
+        route.count.calls += 1
         return request
 
     cdef Flight take_off(
