@@ -273,35 +273,18 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         Raises:
             RuntimeError: a collective is under way on it.
         """
-        if progress.under_way:
-            self._let_go("Free")
+        _let_go(self, "Free")
         _BASE.Free(self)
 
     def free(self) -> None:
         """Free the communicator, if it is one that can be freed.  Raises as ``Free`` does."""
-        if progress.under_way:
-            self._let_go("free")
+        _let_go(self, "free")
         _BASE.free(self)
 
     def Disconnect(self) -> None:
         """Disconnect from the communicator.  Raises as ``Free`` does."""
-        if progress.under_way:
-            self._let_go("Disconnect")
+        _let_go(self, "Disconnect")
         _BASE.Disconnect(self)
-
-    def _let_go(self, method: str) -> None:
-        """Raise if a collective is under way: its messages would have nowhere to go."""
-        state = self._state or (find(self) if self else None)
-        if state is None or state.closed or state.guard.failure is not None:
-            return
-        if state.under_way:
-            progress.poll()
-            if state.under_way:
-                raise RuntimeError(
-                    f"{method} of a communicator with "
-                    f"{plural(len(state.under_way), 'collective')} under way: "
-                    f"{', '.join(map(repr, state.under_way))}; Wait for them first"
-                )
 
     def _hints(self) -> Table:
         state = self._state or find(self)
@@ -397,6 +380,23 @@ def _made(
         return method(comm, *arguments, **more)
 
 
+def _let_go(comm: Intracomm, method: str) -> None:
+    """Raise if a collective is under way: its messages would have nowhere to go."""
+    if not progress.under_way:
+        return
+    state = comm._state or (find(comm) if comm else None)
+    if state is None or state.closed or state.guard.failure is not None:
+        return
+    if state.under_way:
+        progress.poll()
+        if state.under_way:
+            raise RuntimeError(
+                f"{method} of a communicator with "
+                f"{plural(len(state.under_way), 'collective')} under way: "
+                f"{', '.join(map(repr, state.under_way))}; Wait for them first"
+            )
+
+
 def _of_this_package(comm: MPI.Comm) -> Any:
     """A communicator of mpi4py's as one of mpicoll's; made ready by its first collective call."""
     if isinstance(comm, MPI.Intercomm):
@@ -406,10 +406,8 @@ def _of_this_package(comm: MPI.Comm) -> Any:
 
 def _with_topology(cls: type[Intracomm], comm: MPI.Comm) -> type[Intracomm]:
     """The class for a communicator: that of its topology where ``cls`` does not say otherwise."""
-    if cls is not Intracomm:
-        return cls
-    found = _CLASSES.get(type(comm))
-    if found is not None:
-        return found
-    every = reversed(_CLASSES.items())
-    return next((made for kind, made in every if isinstance(comm, kind)), cls)
+    if cls is Intracomm:
+        for kind, made in reversed(_CLASSES.items()):
+            if isinstance(comm, kind):
+                return made
+    return cls
