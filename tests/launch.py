@@ -51,7 +51,7 @@ HOSTS = ("tests/cluster", "tests/slurm")
 #: runs once more. A test that passes then is listed under RERUN, and counted in the closing line.
 AGAIN = ("--reruns", "1", "--rerun-show-tracebacks", "-raR")
 #: Seconds that a launch may take, and that it may take to end after its closing line.
-LIMIT, LONG_LIMIT, LINGER = 1200.0, 3600.0, 30.0
+LIMIT, LONG_LIMIT, LINGER = 1800.0, 3600.0, 30.0
 #: Order and names of pytest's closing line; only the first two are failures.
 OUTCOMES = (
     *("failed", "error", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning"),

@@ -46,7 +46,7 @@ ORDER = {
     "mpicoll.comm": (
         "arrays > __init__ > intracomm > inspection survival objects > "
         "nonblocking persistent passed blocking handle > "
-        "dispatch messages > decisions > device refusing job"
+        "dispatch messages > decisions compiled > device refusing job"
     ),
     "mpicoll.requests": "__init__ device > library own > standalone > several > base",
     "mpicoll.runtime": (
@@ -55,7 +55,7 @@ ORDER = {
         "agree watch trace family handles unavailable > settings places > schedules"
     ),
     "mpicoll.engine": (
-        "__init__ > windows > transport > _starter > _fast_path > _routes > "
+        "__init__ > windows > transport > _starter _methods > _fast_path > _routes > "
         "_packing _library _flight > _signature > _datatypes > "
         "_execution > _folding > _program > _transport > "
         "scaling > runner lowering planning > rows > plan lanes > spans progress"

@@ -335,9 +335,9 @@ def test_the_program_of_the_guide(mpirun, tmp_path):
     [
         ("training", "lines.py"),
         ("training", "own_rate.py"),
-        ("train_models", "layers.py"),
+        pytest.param("train_models", "layers.py", marks=pytest.mark.long),
         ("train_models", "measure.py"),
-        ("train_models", "torch_layer.py"),
+        pytest.param("train_models", "torch_layer.py", marks=pytest.mark.long),
         ("checkpoints", "trained.py"),
         ("parameter_servers", "update.py"),
         ("train_loops", "own.py"),

@@ -46,6 +46,8 @@ def run(arguments, folder):
     )
 
 
+#: Those that take longest: training, and a thousand ranks.
+LONG = re.compile("mpicoll train|-P 1024")
 SHOWN = [command for command in commands(README) if not command.startswith("make")]
 
 
@@ -68,7 +70,13 @@ def measured(folder):
     cost_files.write(folder / "model.json", CostModel(costs))
 
 
-@pytest.mark.parametrize("command", SHOWN)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.long] if LONG.search(command) else [])
+        for command in SHOWN
+    ],
+)
 def test_a_command_of_the_readme(command, tmp_path):
     reading = ("fit", "explain", "tune", "compare", "report")
     if any(f"mpicoll {word} " in command for word in reading):

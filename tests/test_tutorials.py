@@ -13,7 +13,10 @@ from test_docs import blocks, page
 
 BIN = Path(sys.prefix, "bin")
 
-PAGES = ("first_program", "tutorial_mpi4py", "tutorial_ranks", "tutorial_torch")
+PAGES = (
+    *("first_program", "tutorial_mpi4py", "tutorial_ranks"),
+    pytest.param("tutorial_torch", marks=pytest.mark.long),
+)
 
 
 def sessions(text):

@@ -45,9 +45,6 @@ class NoFastPath:
     def start(self, *arguments: Any) -> None:
         return None
 
-    def start_barrier(self, comm: MPI.Intracomm) -> None:
-        return None
-
 
 _NO_FAST_PATH = NoFastPath()
 

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers import Buffer, parse
 from mpicoll.buffers.staged import OnDevice
+from mpicoll.comm.compiled import set_messages
 from mpicoll.comm.refusing import Message, library_takes, refuse, set_refusing, settle
 from mpicoll.cuda.arrays import is_device, recognise
 from mpicoll.cuda.transports import STAGED
@@ -206,5 +207,12 @@ class Messages:
         return None if found is None else Message(found)
 
 
+set_messages(
+    Messages,
+    {
+        **dict.fromkeys(("Send", "Recv", "Isend", "Irecv", "Send_init", "Recv_init"), (1,)),
+        "Sendrecv": (1, 4),
+    },
+)
 set_refusing(Messages, MPI.Comm, REFUSING)
 set_refusing(Messages, MPI.Comm, ON_HOST_ALONE, always=True)

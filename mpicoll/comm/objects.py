@@ -18,13 +18,14 @@ from mpi4py import MPI
 
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
+from mpicoll.comm.compiled import set_objects
 from mpicoll.runtime.alarm import Alarm
 from mpicoll.runtime.state import find
 
 _Bytes = npt.NDArray[np.uint8]
 _Op = Callable[[Any, Any], Any]
 
-#: mpi4py's methods; Cython finds them by ``super()`` more slowly.
+#: mpi4py's methods, which are found more slowly by ``super()``.
 _COMM: Any = MPI.Comm
 
 
@@ -130,6 +131,15 @@ class Objects(Blocking):
             found = "nothing" if objects is None else plural(len(objects), "object")
             raise ValueError(f"{found} for {plural(self.size, 'rank')}: give one each")
         return [_dumped(each) for each in objects]
+
+
+set_objects(
+    Objects,
+    (
+        *("barrier", "bcast", "gather", "scatter", "allgather"),
+        *("alltoall", "reduce", "allreduce", "scan", "exscan"),
+    ),
+)
 
 
 def _survives(comm: Any) -> bool:

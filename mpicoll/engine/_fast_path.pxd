@@ -18,10 +18,15 @@ cdef class FastPath(Routes):
     cdef public object devices  # serves arrays in device memory, None if nothing does
     cdef list packed  # memory for the elements of both buffers that go by value
     cdef bint packs  # it is in use
-    cdef Route barrier  # of Ibarrier, once the library has made one
     cdef Airspace air
     cdef object flights  # the class of requests of non-blocking calls
 
+    cpdef bint serve(
+        self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm
+    ) except -1
+    cpdef object start(
+        self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm
+    )
     cdef int hear(self) except -1
     cdef Flight take_off(self, Route route, const Signature *signature, comm, sendbuf, recvbuf)
     cdef object pass_through(self, Route route, comm, sendbuf, recvbuf, op, root, counts)

@@ -22,11 +22,7 @@ from mpicoll.engine._signature cimport Side, Signature, read, release
 import numpy as np
 from mpi4py import MPI as _MPI
 
-from mpicoll.schedule.methods import METHODS, STARTED
-
 cnp.import_array()
-
-cdef int IBARRIER = METHODS["Barrier"].number + STARTED
 
 
 cdef extern from "<time.h>" nogil:
@@ -75,9 +71,11 @@ cdef class FastPath(Routes):
     def forget(self):
         """Forget all calls, but not how often they were made."""
         Routes.forget(self)
-        self.packed, self.barrier = [None, None], None
+        self.packed = [None, None]
 
-    def serve(self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm):
+    cpdef bint serve(
+        self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm
+    ) except -1:
         """Make a blocking call of a communicator; False if it has to go the slow path."""
         cdef Signature signature
         cdef Route route
@@ -106,7 +104,9 @@ cdef class FastPath(Routes):
         finally:
             release(&signature)
 
-    def start(self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm):
+    cpdef object start(
+        self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm
+    ):
         """Start a call; None if it has to go the slow path.
 
         Returns mpi4py's request of a call by the MPI library.  It keeps the buffers alive, which
@@ -138,8 +138,6 @@ cdef class FastPath(Routes):
                 if kept is not None:
                     sides = <Side *> PyBytes_AS_STRING(kept)
                 _call(route, sides, comm, op, root, &request.ob_mpi)
-                if method == IBARRIER and algorithm is None:
-                    self.barrier = route
         finally:
             release(&signature)
         if sendbuf is not None or recvbuf is not None:
@@ -147,29 +145,6 @@ cdef class FastPath(Routes):
         route.count.calls += 1
         if self.under_way:
             self.poll()
-        return request
-
-    def start_barrier(self, comm):
-        """Start a barrier that names no algorithm, as `start` does.
-
-        It has no arguments to be known by, and where the library makes it no messages of ours to
-        look after: all that takes time here is the library's.
-        """
-        cdef Route route = self.barrier  # which another thread may forget meanwhile
-        cdef MPI.Request request
-        cdef mpi.MPI_Comm handle = (<MPI.Comm> comm).ob_mpi
-        cdef int code
-        if (
-            route is None or not self.open or self.hooks or self.forks
-            or self.look is not None or self.under_way
-        ):
-            return self.start(comm, IBARRIER, None, None, None, 0, None, None)
-        request = MPI.Request.__new__(MPI.Request)
-        with nogil:
-            code = mpi.MPI_Ibarrier(handle, &request.ob_mpi)
-        if code != mpi.MPI_SUCCESS:
-            raise _MPI.Exception(code)
-        route.count.calls += 1
         return request
 
     cdef Flight take_off(

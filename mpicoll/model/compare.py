@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from mpicoll.model.cells import Array, Cell
 
@@ -189,14 +189,16 @@ def _statistic(first: Array, second: Array) -> Array:
     left = first.shape[-1] - 2 * _cut(first.shape[-1])
     difference, error = _trimmed(second - first)
     (a, error_a), (b, error_b) = _trimmed(first), _trimmed(second)
+    # Of the t distribution; scipy.stats would take longer to import than all else.
     chances = [
-        student.logsf(np.abs(apart) / np.maximum(wrong + np.median(wrong, axis=0), _SAME), degrees)
+        stdtr(degrees, -np.abs(apart) / np.maximum(wrong + np.median(wrong, axis=0), _SAME))
         for apart, wrong, degrees in (
             (difference, error, left - 1),
             (b - a, np.hypot(error_a, error_b), 2 * (left - 1)),
         )
     ]
-    return np.asarray(-np.minimum(*chances))
+    with np.errstate(divide="ignore"):  # a chance of 0
+        return np.asarray(-np.log(np.minimum(*chances)))
 
 
 def _trimmed(values: Array) -> tuple[Array, Array]:

@@ -22,7 +22,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from mpicoll.model.cells import Array, Cell
 from mpicoll.tuning import NATIVE
@@ -172,9 +172,10 @@ class Comparisons:
             for choice in self.rows:
                 row = _difference(self.rows[best][index], self.rows[choice][index])
                 if choice != best and len(row) > 1:
-                    # The median of variances of few values lies below the true one.
+                    # The median of variances of few values lies below the true one: it is that of
+                    # the chi-squared distribution.
                     freedom = len(row) - 1
-                    found.append(row.var(ddof=1) * freedom / chi2.ppf(0.5, freedom))
+                    found.append(row.var(ddof=1) * freedom / chdtri(freedom, 0.5))
         return max(math.sqrt(float(np.median(found))), 1e-9) if found else ONE_LAUNCH
 
 

@@ -34,7 +34,6 @@ _IN_ARGUMENTS = frozenset(
 _NUMBERED = {method.number: method for method in METHODS.values()}
 #: What the MPI library always makes unless an algorithm is asked for, so that it is not counted.
 _ALWAYS_PASSED = METHODS["Alltoallw"].number
-_IBARRIER = METHODS["Barrier"].number + STARTED
 #: So many of those go to mpi4py's method at once.  To look whether a call is known reads all its
 #: datatypes, and to learn one costs as much as a hundred calls.
 UNSEEN = 32
@@ -130,10 +129,6 @@ class FirstCalls:
         if request is not None:
             self._has_served(method)
         return request
-
-    def start_barrier(self, comm: MPI.Intracomm) -> Any:
-        """Start a barrier, as ``start`` does."""
-        return self.start(comm, _IBARRIER, None, None, None, 0, None, None)
 
     def _is_open(self, comm: MPI.Intracomm) -> bool:
         """Whether calls may go here."""

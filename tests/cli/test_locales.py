@@ -59,10 +59,11 @@ def text_of(path):
     ("words", "written", "text"),
     [
         ("report runs.jsonl -o a.html --no-model", "a.html", NAME),
-        (
+        pytest.param(
             "report runs.jsonl -o a.html --figures f --no-model",
             "f/allreduce-4-float32-time.svg",
             "time [µs]",
+            marks=pytest.mark.long,
         ),
         ("tune runs.jsonl -o a.json", "a.json", json.dumps(NAME)),
         ("show allreduce ring -P 3 --svg a.svg", "a.svg", "</svg>"),
@@ -106,7 +107,7 @@ def test_a_sweep_writes_its_page(mpirun, tmp_path):
     assert "Plotly" in text_of(tmp_path / "a.html")
 
 
-@pytest.mark.parametrize("locale", ["C", "en_US.ISO-8859-1"])
+@pytest.mark.parametrize("locale", ["C", pytest.param("en_US.ISO-8859-1", marks=pytest.mark.long)])
 def test_tables_and_help_have_signs_that_can_be_shown(in_locale, locale):
     for words in (("list",), ("bench", "--help"), ("verify", "--help"), ("doctor",)):
         status, said, _ = in_locale(*words, locale=locale)

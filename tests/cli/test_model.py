@@ -85,7 +85,7 @@ def test_fit_json(command, folder, tmp_path):
 
 
 def test_a_torn_last_line_is_dropped_with_a_warning(command, folder, tmp_path):
-    text = (folder / "runs.jsonl").read_text()
+    text = (folder / "a.jsonl").read_text()
     (tmp_path / "torn.jsonl").write_text(text[:-40])
     done = command("fit", tmp_path / "torn.jsonl", "-o", tmp_path / "m.json")
     assert done.status == 0

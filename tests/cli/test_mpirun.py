@@ -301,6 +301,7 @@ def lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)  # a dozen launches
 def test_a_sweep_killed_again_and_again_has_every_point_once(mpirun, tmp_path):
     """By SIGKILL, of the launcher alone or of the ranks too, at instants that are drawn."""

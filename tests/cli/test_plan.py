@@ -58,6 +58,7 @@ def test_a_plan_is_facts_and_a_file(command, words, tmp_path):
     assert written["hidden"] == [32, 32] and written["model"] == "mlp"
 
 
+@pytest.mark.long
 def test_a_slow_network_changes_the_plan(command, words):
     def plan(*more):
         found = command(*words, "-P", "8", "--nodes", "4x2", "--json", *more)

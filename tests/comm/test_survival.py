@@ -109,7 +109,13 @@ def test_a_rank_that_dies_while_the_others_recover(program):
 
 
 @ulfm
-@pytest.mark.parametrize("end", ["os._exit(3)", "sys.exit(3)", "raise OSError('full')", "2 deaths"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        *("os._exit(3)", "raise OSError('full')"),
+        *(pytest.param(end, marks=pytest.mark.long) for end in ("sys.exit(3)", "2 deaths")),
+    ],
+)
 def test_how_a_rank_may_end(program, end):
     done = program(
         4,

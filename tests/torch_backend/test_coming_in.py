@@ -148,7 +148,8 @@ def test_the_program_of_the_page_and_a_rank_that_dies():
     assert done.returncode != 0 and re.search(r"(?i)signal 9|killed|bad termination", done.stderr)
 
 
-@pytest.mark.parametrize("how", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["fsdp", "ddp"])
 def test_the_example_learns(how):
     example = ["examples/torch_transformer.py", "--parallel", how]
     options = ["--steps", "12", "--width", "32", "--report", "11", "--files", "9", "--sample", "9"]

@@ -38,7 +38,11 @@ SERVERS = {"strategy": "parameter_server", "servers": "2", "replicas": 1}
     ("changes", "victim", "where", "times", "who"),
     [
         ({"data_servers": 1}, 3, "driver.data_servers._DataServer._batch", 20, "a data server"),
-        ({"data_servers": 2}, 2, "driver.data_servers._DataServer._batch", 20, "a data server"),
+        pytest.param(
+            *({"data_servers": 2}, 2, "driver.data_servers._DataServer._batch", 20),
+            "a data server",
+            marks=pytest.mark.long,
+        ),
         ({"data_servers": 1}, 3, "data.load_digits", 1, "a data server"),
         (
             {"data_servers": 1, "strategy": "parameter_server"},
@@ -56,10 +60,16 @@ SERVERS = {"strategy": "parameter_server", "servers": "2", "replicas": 1}
         ),
         (SERVERS, 3, "data.load_digits", 1, "a server"),
         (SERVERS, 2, "driver.checkpointing.Checkpointing.restore", 1, "a server"),
-        (SERVERS, 1, "ranks.stacks.Stacks._catch_signal", 1, "a worker"),
+        pytest.param(
+            *(SERVERS, 1, "ranks.stacks.Stacks._catch_signal", 1, "a worker"),
+            marks=pytest.mark.long,
+        ),
         ({}, 1, "strategies.lockstep.Trainer.step", 40, "a worker"),
         ({"algorithm": None}, 0, "strategies.lockstep.Trainer.step", 40, "a worker"),
-        ({"data_servers": 1}, 1, "strategies.lockstep.Trainer.step", 40, "a worker"),
+        pytest.param(
+            *({"data_servers": 1}, 1, "strategies.lockstep.Trainer.step", 40, "a worker"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=[
         "data",

@@ -401,6 +401,7 @@ def kept(model, tmp_path):
     return folder
 
 
+@pytest.mark.long
 def test_the_command_and_its_page(tmp_path, mpirun):
     folder, page = kept(alone("float32"), tmp_path), tmp_path / "page.html"
     words = ("-m", "mpicoll", "tiers", folder / "best", "--tiers", "phone=2,cloud=1")

@@ -41,9 +41,17 @@ RUNS = {
         lambda: text(32, 128),
     ),
 }
+#: Those that take the longest under tracemalloc.
+SLOW = ("long texts", "bfloat16")
 
 
-@pytest.mark.parametrize(("config", "dataset"), RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    ("config", "dataset"),
+    [
+        pytest.param(*run, id=name, marks=[pytest.mark.long] if name in SLOW else [])
+        for name, run in RUNS.items()
+    ],
+)
 def test_the_estimate_is_near_the_peak(config, dataset, monkeypatch):
     said = []
     for name in ("estimate", "taken"):

@@ -46,6 +46,12 @@ def right(name, parameters, sizes, batches, **options):
 
 @every_order
 def test_every_order_is_right(name, parameters):
+    right(name, parameters, (1, 2, 3, 4, 7, 8), (1, 2, 3, 5, 8, 15, 16, 32))
+
+
+@pytest.mark.long
+@every_order
+def test_every_order_is_right_everywhere(name, parameters):
     right(name, parameters, SIZES, BATCHES)
 
 

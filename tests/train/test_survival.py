@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 STEP, SUMS = "strategies.lockstep.Trainer.step", "exchange.buckets.Exchange.finish"
 UPDATE, SHARE = "strategies.lockstep.Trainer._update", "strategies.lockstep.Trainer._share"
 GATHER = "parallel.gathered.Gathered._gather"
+PREPARING = "driver.preparation.strategy_of"
 EVALUATION = "driver.measuring.Measuring.measure"
 SAVE = "driver.array_files.write"
 RECOVERY = "driver.recovery.recover"
@@ -147,9 +148,14 @@ def test_all_ranks_end_with_the_error_of_a_spare_rank(train):
         assert error in done.err
 
 
-@pytest.mark.parametrize("command", [False, True], ids=["program", "command"])
 @pytest.mark.parametrize(
-    "where", [STEP, "driver.preparation.strategy_of"], ids=["step", "preparing"]
+    ("where", "command"),
+    [
+        pytest.param(STEP, True, id="step-command"),
+        pytest.param(STEP, False, id="step-program", marks=pytest.mark.long),
+        pytest.param(PREPARING, False, id="preparing-program"),
+        pytest.param(PREPARING, True, id="preparing-command", marks=pytest.mark.long),
+    ],
 )
 def test_an_error_just_after_the_death_of_a_spare_rank_ends_all(train, tmp_path, where, command):
     """Those that train have not heard of the death, and the other spare rank has."""

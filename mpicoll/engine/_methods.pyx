@@ -1,0 +1,261 @@
+"""Methods that serve the usual calls in C, and leave all others to a function of Python's.
+
+A function of Python's costs a third of a microsecond before its first line: keywords become a
+dictionary, and whatever it calls gets the arguments once more.  A short call of the MPI library
+takes one or two.  A `Method` reads the caller's arguments where they lie.  The function that it
+stands for makes all calls that are not usual, and says what is wrong with a call; to ``inspect``,
+``help`` and derived classes the method looks like that function.
+"""
+
+from cpython.object cimport PyObject
+
+cimport numpy as cnp
+
+from mpicoll.engine._fast_path cimport FastPath
+
+from array import array
+
+from mpi4py import MPI as _MPI
+
+cnp.import_array()
+
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        unsigned long tp_flags
+        Py_ssize_t tp_vectorcall_offset
+    unsigned long Py_TPFLAGS_METHOD_DESCRIPTOR
+    unsigned long Py_TPFLAGS_HAVE_VECTORCALL
+    ctypedef object (*vectorcallfunc)(PyObject *, PyObject **, size_t, PyObject *)
+    Py_ssize_t PyVectorcall_NARGS(size_t)
+    object PyVectorcall_Call(object, object, object)
+    object PyObject_Vectorcall(object, PyObject **, size_t, PyObject *)
+    object PyObject_GetAttr(object, object)
+    object PyMethod_New(object, object)
+    Py_ssize_t PyTuple_GET_SIZE(PyObject *)
+    PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t)
+
+cdef enum:
+    # Places of what a collective takes, see `mpicoll.schedule.methods`; the last is the algorithm.
+    SEND = 0
+    RECV = 1
+    OP = 2
+    ROOT = 3
+    COUNTS = 4
+    ALGORITHM = 5
+    PLACES = 6
+
+cdef object _FAST_PATH = "_fast_path"
+cdef object _MADE = "made"
+cdef frozenset _ON_HOST = frozenset((memoryview, bytearray, bytes, array, _MPI.buffer))
+
+
+cdef class Usual:
+    """The usual calls of a method."""
+
+    cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
+        """Make a call, if it is one of these; else NotImplemented."""
+        return NotImplemented
+
+
+cdef class Method:
+    """A method in place of a function.
+
+    Args:
+        function: makes every call that is not a usual one.
+        usual: makes those.
+    """
+
+    cdef vectorcallfunc vectorcall
+    cdef Usual usual
+    cdef readonly object __wrapped__
+
+    def __init__(self, function, Usual usual not None):
+        self.__wrapped__, self.usual = function, usual
+        self.vectorcall = <vectorcallfunc> <void *> _call
+
+    @property
+    def __doc__(self):
+        return self.__wrapped__.__doc__
+
+    def __getattr__(self, name):
+        return getattr(self.__wrapped__, name)
+
+    def __get__(self, instance, owner):
+        return self if instance is None else PyMethod_New(self, instance)
+
+    def __call__(self, *arguments, **named):
+        return PyVectorcall_Call(self, arguments, named)
+
+    def __repr__(self):
+        return repr(self.__wrapped__)
+
+
+cdef object _call(PyObject *called, PyObject **arguments, size_t given, PyObject *names):
+    cdef Method self = <Method> called
+    result = self.usual.call(arguments, given, names)
+    if result is NotImplemented:
+        return PyObject_Vectorcall(self.__wrapped__, arguments, given, names)
+    return result
+
+
+cdef int _ready(Method some) except -1:
+    """Let methods get the arguments of a call as they lie, and without a bound method."""
+    cdef PyTypeObject *kind = <PyTypeObject *> <PyObject *> Method
+    kind.tp_vectorcall_offset = <char *> &some.vectorcall - <char *> <PyObject *> some
+    kind.tp_flags |= Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL
+    return 0
+
+
+_ready(Method(None, Usual()))
+
+
+cdef class Collectives(Usual):
+    """Calls of a collective that the communicator's fast path knows.
+
+    Args:
+        number: what the fast path tells the method by.
+        starts: whether the method starts the collective.
+        names: of the arguments, the algorithm's at the end.
+        places: what each argument is, as in :mod:`mpicoll.schedule.methods`; the algorithm is 5.
+        required: how many arguments have no default.
+        defaults: by place.
+        switch: a keyword that changes nothing where it is False; None if there is none.
+    """
+
+    cdef int number, required, n
+    cdef bint starts, counted
+    cdef tuple names, defaults
+    cdef object switch
+    cdef int places[PLACES]
+
+    def __init__(
+        self, int number, bint starts, tuple names, places, int required, tuple defaults, switch
+    ):
+        self.number, self.starts, self.required = number, starts, required
+        self.names, self.defaults, self.n, self.switch = names, defaults, len(names), switch
+        # Without counts the ranks tell one another first.
+        self.counted = COUNTS in places and not starts
+        for i, place in enumerate(places):
+            self.places[i] = place
+
+    cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
+        cdef PyObject *every[PLACES]
+        cdef bint served
+        if not _place(self, arguments, PyVectorcall_NARGS(given), names, every):
+            return NotImplemented
+        comm, algorithm = <object> arguments[0], <object> every[ALGORITHM]
+        sendbuf, recvbuf, op = <object> every[SEND], <object> every[RECV], <object> every[OP]
+        root, counts = <object> every[ROOT], <object> every[COUNTS]
+        path = PyObject_GetAttr(comm, _FAST_PATH)
+        if self.starts:
+            if type(path) is FastPath:
+                request = (<FastPath> path).start(
+                    comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm
+                )
+            else:
+                request = path.start(
+                    comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm
+                )
+            return NotImplemented if request is None else request
+        if type(path) is FastPath:
+            served = (<FastPath> path).serve(
+                comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm
+            )
+        else:
+            served = path.serve(comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm)
+        return None if served else NotImplemented
+
+
+cdef bint _place(
+    Collectives self, PyObject **arguments, Py_ssize_t n, PyObject *names, PyObject **every
+) except -1:
+    """Put a call's arguments in their places; False if it is not one of the usual."""
+    cdef Py_ssize_t i, j, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    cdef int seen = 0
+    if not 1 <= n <= self.n:  # all but the algorithm may be given by position
+        return False
+    for i in range(PLACES):
+        every[i] = <PyObject *> self.defaults[i]
+    for i in range(n - 1):
+        every[self.places[i]] = arguments[1 + i]
+        seen |= 1 << i
+    for i in range(named):
+        for j in range(self.n):
+            # Names in a program's text and those of arguments are interned.
+            if PyTuple_GET_ITEM(names, i) == <PyObject *> self.names[j]:
+                break
+        else:
+            if (
+                PyTuple_GET_ITEM(names, i) == <PyObject *> self.switch
+                and <object> arguments[n + i] is False
+            ):
+                continue
+            return False
+        if seen & (1 << j):
+            return False
+        every[self.places[j]] = arguments[n + i]
+        seen |= 1 << j
+    if ~seen & ((1 << self.required) - 1):  # one of the first is missing
+        return False
+    return not (self.counted and every[COUNTS] == <PyObject *> None)
+
+
+cdef class Messages(Usual):
+    """Messages between two ranks from and to memory of the host.
+
+    Args:
+        native: the function of the MPI library that makes them.
+        places: where among the arguments buffers are; the communicator is the first.
+    """
+
+    cdef object native
+    cdef int n
+    cdef int places[2]
+
+    def __init__(self, native, places):
+        self.native, self.n = native, len(places)
+        for i, place in enumerate(places):
+            self.places[i] = place
+
+    cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
+        cdef Py_ssize_t n = PyVectorcall_NARGS(given)
+        cdef int i
+        if names != NULL:
+            return NotImplemented
+        for i in range(self.n):
+            if self.places[i] < n and not _is_on_host(<object> arguments[self.places[i]]):
+                return NotImplemented
+        return PyObject_Vectorcall(self.native, arguments, given, names)
+
+
+cdef bint _is_on_host(buf) except -1:
+    """Whether it is clear at once that a buffer is in memory of the host."""
+    if type(buf) is list:
+        if not (<list> buf):
+            return False
+        buf = (<list> buf)[0]
+    elif type(buf) is tuple:
+        if not (<tuple> buf):
+            return False
+        buf = (<tuple> buf)[0]
+    return cnp.PyArray_CheckExact(buf) or buf is None or type(buf) in _ON_HOST
+
+
+cdef class OfObjects(Usual):
+    """Collectives of objects until there is something that they must heed.
+
+    Args:
+        native: the function of the MPI library that makes them.
+        unless: whose attribute ``made`` says whether there is.
+    """
+
+    cdef object native, unless
+
+    def __init__(self, native, unless):
+        self.native, self.unless = native, unless
+
+    cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
+        if PyObject_GetAttr(self.unless, _MADE):
+            return NotImplemented
+        return PyObject_Vectorcall(self.native, arguments, given, names)
