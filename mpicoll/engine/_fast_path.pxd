@@ -18,6 +18,7 @@ cdef class FastPath(Routes):
     cdef public object devices  # serves arrays in device memory, None if nothing does
     cdef list packed  # memory for the elements of both buffers that go by value
     cdef bint packs  # it is in use
+    cdef Route barrier  # of Ibarrier, once the library has made one
     cdef Airspace air
     cdef object flights  # the class of requests of non-blocking calls
 

@@ -22,7 +22,11 @@ from mpicoll.engine._signature cimport Side, Signature, read, release
 import numpy as np
 from mpi4py import MPI as _MPI
 
+from mpicoll.schedule.methods import METHODS, STARTED
+
 cnp.import_array()
+
+cdef int IBARRIER = METHODS["Barrier"].number + STARTED
 
 
 cdef extern from "<time.h>" nogil:
@@ -71,7 +75,7 @@ cdef class FastPath(Routes):
     def forget(self):
         """Forget all calls, but not how often they were made."""
         Routes.forget(self)
-        self.packed = [None, None]
+        self.packed, self.barrier = [None, None], None
 
     cpdef bint serve(
         self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm
@@ -121,6 +125,10 @@ cdef class FastPath(Routes):
             return None
         if self.look is not None:
             self.hear()
+        if method == IBARRIER and algorithm is None:
+            route = self.barrier  # which another thread may forget meanwhile
+            if route is not None and not self.under_way:
+                return _barrier(comm, route)
         try:
             if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
                 return None
@@ -138,6 +146,8 @@ cdef class FastPath(Routes):
                 if kept is not None:
                     sides = <Side *> PyBytes_AS_STRING(kept)
                 _call(route, sides, comm, op, root, &request.ob_mpi)
+                if method == IBARRIER and algorithm is None:
+                    self.barrier = route
         finally:
             release(&signature)
         if sendbuf is not None or recvbuf is not None:
@@ -335,6 +345,22 @@ cdef class FastPath(Routes):
             names: (collective, algorithm) by the numbers of methods.
         """
         self.devices = (peers, [self.count(name) for name in names])
+
+
+cdef MPI.Request _barrier(MPI.Comm comm, Route route):
+    """Let the MPI library start a barrier.
+
+    It has no arguments to be known by, so that a look-up would take longer than all else.
+    """
+    cdef MPI.Request request = MPI.Request.__new__(MPI.Request)
+    cdef mpi.MPI_Comm handle = comm.ob_mpi
+    cdef int code
+    with nogil:
+        code = mpi.MPI_Ibarrier(handle, &request.ob_mpi)
+    if code != mpi.MPI_SUCCESS:
+        raise _MPI.Exception(code)
+    route.count.calls += 1
+    return request
 
 
 cdef object _owner(message):
