@@ -10,7 +10,8 @@ from mpicoll.engine._signature cimport Side, Signature
 
 cdef class FastPath(Routes):
     cdef MPI.Comm comm
-    cdef object pause, poll, under_way, failed
+    cdef object pause, poll, failed
+    cdef dict under_way
     cdef public object look  # raises if a rank has died; None where that is not to be known
     cdef long looked  # when, in milliseconds
     cdef list hooks, forks
@@ -28,6 +29,7 @@ cdef class FastPath(Routes):
     cpdef object start(
         self, comm, int method, sendbuf, recvbuf, op, root, counts, algorithm
     )
+    cdef MPI.Request start_barrier(self, comm)
     cdef int hear(self) except -1
     cdef Flight take_off(self, Route route, const Signature *signature, comm, sendbuf, recvbuf)
     cdef object pass_through(self, Route route, comm, sendbuf, recvbuf, op, root, counts)

@@ -55,7 +55,9 @@ cdef class FastPath(Routes):
     names, or None.
     """
 
-    def __cinit__(self, MPI.Comm comm, pause, poll, under_way, list hooks, list forks, failed):
+    def __cinit__(
+        self, MPI.Comm comm, pause, poll, dict under_way, list hooks, list forks, failed
+    ):
         self.comm, self.pause, self.poll, self.under_way = comm, pause, poll, under_way
         self.hooks, self.forks, self.failed = hooks, forks, failed
         self.open = True
@@ -125,10 +127,6 @@ cdef class FastPath(Routes):
             return None
         if self.look is not None:
             self.hear()
-        if method == IBARRIER and algorithm is None:
-            route = self.barrier  # which another thread may forget meanwhile
-            if route is not None and not self.under_way:
-                return _barrier(comm, route)
         try:
             if not read(&signature, method, sendbuf, recvbuf, op, root, counts, algorithm):
                 return None
@@ -155,6 +153,28 @@ cdef class FastPath(Routes):
         route.count.calls += 1
         if self.under_way:
             self.poll()
+        return request
+
+    cdef MPI.Request start_barrier(self, comm):
+        """Start a barrier that names no algorithm; None if `start` has to.
+
+        It has no arguments to be known by, so that a look-up would take longer than all else.
+        """
+        cdef Route route = self.barrier  # which another thread may forget meanwhile
+        cdef MPI.Request request
+        cdef mpi.MPI_Comm handle = (<MPI.Comm> comm).ob_mpi
+        cdef int code
+        if (
+            route is None or not self.open or self.hooks or self.forks
+            or self.look is not None or self.under_way
+        ):
+            return None
+        request = MPI.Request.__new__(MPI.Request)
+        with nogil:
+            code = mpi.MPI_Ibarrier(handle, &request.ob_mpi)
+        if code != mpi.MPI_SUCCESS:
+            raise _MPI.Exception(code)
+        route.count.calls += 1
         return request
 
     cdef Flight take_off(
@@ -345,22 +365,6 @@ cdef class FastPath(Routes):
             names: (collective, algorithm) by the numbers of methods.
         """
         self.devices = (peers, [self.count(name) for name in names])
-
-
-cdef MPI.Request _barrier(MPI.Comm comm, Route route):
-    """Let the MPI library start a barrier.
-
-    It has no arguments to be known by, so that a look-up would take longer than all else.
-    """
-    cdef MPI.Request request = MPI.Request.__new__(MPI.Request)
-    cdef mpi.MPI_Comm handle = comm.ob_mpi
-    cdef int code
-    with nogil:
-        code = mpi.MPI_Ibarrier(handle, &request.ob_mpi)
-    if code != mpi.MPI_SUCCESS:
-        raise _MPI.Exception(code)
-    route.count.calls += 1
-    return request
 
 
 cdef object _owner(message):

@@ -142,7 +142,15 @@ cdef class Collectives(Usual):
     cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
         cdef PyObject *every[PLACES]
         cdef bint served
-        if not _place(self, arguments, PyVectorcall_NARGS(given), names, every):
+        cdef Py_ssize_t n = PyVectorcall_NARGS(given)
+        if self.starts and self.n == 1 and n == 1 and names == NULL:
+            comm = <object> arguments[0]
+            path = PyObject_GetAttr(comm, _FAST_PATH)
+            if type(path) is FastPath:
+                request = (<FastPath> path).start_barrier(comm)
+                if request is not None:
+                    return request
+        if not _place(self, arguments, n, names, every):
             return NotImplemented
         comm, algorithm = <object> arguments[0], <object> every[ALGORITHM]
         sendbuf, recvbuf, op = <object> every[SEND], <object> every[RECV], <object> every[OP]

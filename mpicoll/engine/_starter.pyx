@@ -76,10 +76,10 @@ cdef class Starter:
         self.started = True
         if not waited:
             request._execution = self.execution
-        (<dict> path.under_way)[request] = None
+        path.under_way[request] = None
         for poller in self.pollers:  # of a thread that has been started since
             poller.wake()
-        if len(<dict> path.under_way) > 1:
+        if len(path.under_way) > 1:
             path.poll()
         return True
 
@@ -98,7 +98,7 @@ cdef class Starter:
             return False  # another thread may have seen the end, too
         # The same as the request's own `_finish` where nobody is to be told; no other thread runs.
         if request._stage == ACTIVE:
-            del (<dict> path.under_way)[request]
+            del path.under_way[request]
             self.count.calls += 1
             self.waited = True
         request._stage = INACTIVE
