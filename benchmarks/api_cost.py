@@ -190,10 +190,15 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES), help="bytes of a block: 8,1K,64K,1M")
     parser.add_argument("--samples", type=int, default=31)
     parser.add_argument("--methods", help="these alone: Bcast,Ibarrier,...")
+    parser.add_argument(
+        "--control", action="store_true", help="mpi4py's own against itself: what noise makes of it"
+    )
     parser.add_argument("--torch", action="store_true", help="also tensors of PyTorch")
     options = parser.parse_args()
     world = MPI.COMM_WORLD
-    ours, native = mpicoll.Intracomm(world.Dup()), world.Dup()
+    ours, native = world.Dup(), world.Dup()
+    if not options.control:
+        ours = mpicoll.Intracomm(ours)
     spellings = dict(SPELLINGS)
     if options.torch:
         spellings["tensor"] = torch_tensor

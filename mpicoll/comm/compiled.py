@@ -49,7 +49,7 @@ def set_messages(kind: type, places: Mapping[str, tuple[int, ...]]) -> None:
 def set_objects(kind: type, names: Iterable[str]) -> None:
     """Let a class of communicators make in C collectives of objects, where no rank may die."""
     for name in names:
-        _set(kind, name, "OfObjects", getattr(_NATIVE, name), Alarm)
+        _set(kind, name, "OfObjects", getattr(_NATIVE, name), Alarm.made)
 
 
 def _set(kind: type, name: str, usual: str, *arguments: Any) -> None:

@@ -144,7 +144,7 @@ set_objects(
 
 def _survives(comm: Any) -> bool:
     """Whether a communicator outlives its ranks."""
-    if not Alarm.made:
+    if not Alarm.made.on:
         return False
     state = comm._state or (find(comm) if comm else None)
     return state is not None and state.alarm is not None

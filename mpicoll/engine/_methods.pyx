@@ -46,7 +46,6 @@ cdef enum:
     PLACES = 6
 
 cdef object _FAST_PATH = "_fast_path"
-cdef object _MADE = "made"
 cdef frozenset _ON_HOST = frozenset((memoryview, bytearray, bytes, array, _MPI.buffer))
 
 
@@ -250,20 +249,27 @@ cdef bint _is_on_host(buf) except -1:
     return cnp.PyArray_CheckExact(buf) or buf is None or type(buf) in _ON_HOST
 
 
+cdef class Switch:
+    """Off or on."""
+
+    cdef public bint on
+
+
 cdef class OfObjects(Usual):
-    """Collectives of objects until there is something that they must heed.
+    """Collectives of objects.
 
     Args:
         native: the function of the MPI library that makes them.
-        unless: whose attribute ``made`` says whether there is.
+        unless: on where they are not usual any more.
     """
 
-    cdef object native, unless
+    cdef object native
+    cdef Switch unless
 
-    def __init__(self, native, unless):
+    def __init__(self, native, Switch unless not None):
         self.native, self.unless = native, unless
 
     cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
-        if PyObject_GetAttr(self.unless, _MADE):
+        if self.unless.on:
             return NotImplemented
         return PyObject_Vectorcall(self.native, arguments, given, names)

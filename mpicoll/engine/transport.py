@@ -29,7 +29,7 @@ try:
     from mpicoll.engine._fast_path import FastPath
     from mpicoll.engine._flight import Airspace, CallCount, Flight, finish_all
     from mpicoll.engine._library import Direct
-    from mpicoll.engine._methods import Collectives, Messages, Method, OfObjects
+    from mpicoll.engine._methods import Collectives, Messages, Method, OfObjects, Switch
     from mpicoll.engine._packing import Packing, StridedPacking, TypedPacking
     from mpicoll.engine._signature import meet_tensor
     from mpicoll.engine._starter import CountedPrequest, Starter
@@ -40,7 +40,8 @@ except (ImportError, ValueError) as error:
     Execution = FastPath = Starter = None
     Airspace = CallCount = CountedPrequest = Flight = finish_all = None
     Direct = Packing = StridedPacking = TypedPacking = meet_tensor = None
-    describe = is_described = Collectives = Messages = Method = OfObjects = None
+    Collectives = Messages = Method = OfObjects = Switch = None
+    describe = is_described = None
     if isinstance(error, ModuleNotFoundError):
         _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
     else:  # built for another MPI, whose handles differ in size

@@ -18,12 +18,15 @@ import os
 import time
 from collections.abc import Mapping
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 from mpi4py import MPI
 
 from mpicoll.base import peers
 from mpicoll.base.deaths import dead, survives
 from mpicoll.base.forming import forming
+from mpicoll.engine import transport
 from mpicoll.errors import MemoryGone, RankLost
 from mpicoll.runtime.watch import shared_rows
 
@@ -71,14 +74,14 @@ class Alarm:
         private: carries the messages of its collectives.  Collective over it.
 
     Attributes:
-        made: whether this process has made one.
+        made: on once this process has made one.
         lost: what is raised from the first death on; None before.
     """
 
-    made = False
+    made: Any = SimpleNamespace(on=False) if transport.Switch is None else transport.Switch()
 
     def __init__(self, private: MPI.Intracomm) -> None:
-        Alarm.made = True
+        Alarm.made.on = True
         self._rank = private.Get_rank()
         with forming(private):
             self._control = MPI.Intracomm(private.Split(0, self._rank))

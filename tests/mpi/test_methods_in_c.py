@@ -178,10 +178,10 @@ def test_messages_of_nothing(ours):
 def test_objects_are_looked_after_once_a_rank_may_die(ours, monkeypatch):
     asked = []
     monkeypatch.setattr(objects, "_survives", lambda comm: bool(asked.append(comm)))
-    monkeypatch.setattr(Alarm, "made", False)
+    monkeypatch.setattr(Alarm.made, "on", False)
     assert ours.bcast(RANK, P - 1) == P - 1
     assert not asked
-    monkeypatch.setattr(Alarm, "made", True)
+    monkeypatch.setattr(Alarm.made, "on", True)
     assert ours.bcast(RANK, root=P - 1) == P - 1
     assert asked == [ours]
 
