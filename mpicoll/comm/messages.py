@@ -10,11 +10,9 @@ read the buffer on the host (``recv``, ``irecv``, ``sendrecv``, ``Attach_buffer`
 
 from __future__ import annotations
 
-from array import array
 from functools import partial
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers import Buffer, parse
@@ -37,23 +35,9 @@ REFUSING = (
 #: What the host looks at, whatever the library can do.
 ON_HOST_ALONE = ("recv", "irecv", "Attach_buffer", "Iagree")
 
-#: What is not in device memory, and what may have something in front that is not.
-_ARRAY = np.ndarray
-_ON_HOST = frozenset((_ARRAY, memoryview, bytearray, bytes, array, MPI.buffer))
-
 #: mpi4py's methods; a class that derived from it could not be combined with others of mpi4py's.
 _COMM: Any = MPI.Comm
 _SENDRECV: Any = MPI.Comm.Sendrecv
-
-
-def _is_on_host(buf: Any) -> bool:
-    """Whether it is clear at once that a buffer is in memory of the host."""
-    kind = type(buf)
-    if kind is _ARRAY:
-        return True
-    if (kind is list or kind is tuple) and buf:
-        kind = type(buf[0])
-    return kind is _ARRAY or kind in _ON_HOST
 
 
 def _leaving(buf: Any) -> Buffer:
@@ -101,7 +85,7 @@ class Messages:
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a message; see mpi4py's method."""
-        if _is_on_host(buf) or not self._by_value(buf):
+        if not self._by_value(buf):
             _COMM.Send(self, buf, dest, tag)
             return
         message = _leaving(buf).message(reduced=False)
@@ -116,7 +100,7 @@ class Messages:
         status: MPI.Status | None = None,
     ) -> None:
         """Receive a message; see mpi4py's method."""
-        if _is_on_host(buf) or not self._by_value(buf):
+        if not self._by_value(buf):
             _COMM.Recv(self, buf, source, tag, status)
             return
         staged, packed = _arriving(buf)
@@ -137,9 +121,9 @@ class Messages:
     ) -> None:
         """Send and receive a message; see mpi4py's method."""
         packed = None
-        if not _is_on_host(sendbuf) and self._by_value(sendbuf):
+        if self._by_value(sendbuf):
             sendbuf = _leaving(sendbuf).message(reduced=False)
-        if not _is_on_host(recvbuf) and self._by_value(recvbuf):
+        if self._by_value(recvbuf):
             staged, packed = _arriving(recvbuf)
             recvbuf = staged.message(reduced=False)
             status = MPI.Status() if status is None else status
@@ -149,7 +133,7 @@ class Messages:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         """Start to send a message; see mpi4py's method."""
-        if _is_on_host(buf) or not self._by_value(buf):
+        if not self._by_value(buf):
             return _COMM.Isend(self, buf, dest, tag)
         staged = _leaving(buf)
         request = OwnedRequest(_COMM.Isend(self, staged.message(reduced=False), dest, tag))
@@ -161,7 +145,7 @@ class Messages:
 
         Into device memory it is no request of the library's; see :mod:`mpicoll.requests.device`.
         """
-        if _is_on_host(buf) or not self._by_value(buf):
+        if not self._by_value(buf):
             return _COMM.Irecv(self, buf, source, tag)
         staged, packed = _arriving(buf)
         request = _COMM.Irecv(self, staged.message(reduced=False), source, tag)
@@ -169,7 +153,7 @@ class Messages:
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Any:
         """Bind a message to be sent; see mpi4py's method.  For device memory see ``Irecv``."""
-        if _is_on_host(buf) or not self._by_value(buf):
+        if not self._by_value(buf):
             return _COMM.Send_init(self, buf, dest, tag)
         staged = parse(buf, what="send buffer", moved=True).on_host()
         assert staged.packed is not None
@@ -178,7 +162,7 @@ class Messages:
 
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Bind a message to be received; see mpi4py's method.  For device memory see ``Irecv``."""
-        if _is_on_host(buf) or not self._by_value(buf):
+        if not self._by_value(buf):
             return _COMM.Recv_init(self, buf, source, tag)
         staged, packed = _arriving(buf)
         plan = OwnedPrequest(_COMM.Recv_init(self, staged.message(reduced=False), source, tag))

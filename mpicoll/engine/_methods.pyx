@@ -8,6 +8,7 @@ stands for makes all calls that are not usual, and says what is wrong with a cal
 """
 
 from cpython.object cimport PyObject
+from mpi4py cimport MPI
 
 cimport numpy as cnp
 
@@ -227,11 +228,13 @@ cdef class Messages(Usual):
 
     cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
         cdef Py_ssize_t n = PyVectorcall_NARGS(given)
-        cdef int i
-        if names != NULL:
-            return NotImplemented
+        cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
         for i in range(self.n):
             if self.places[i] < n and not _is_on_host(<object> arguments[self.places[i]]):
+                return NotImplemented
+        for i in range(n, n + named):  # any of them may be a buffer
+            value = <object> arguments[i]
+            if not (type(value) is int or type(value) is MPI.Status or _is_on_host(value)):
                 return NotImplemented
         return PyObject_Vectorcall(self.native, arguments, given, names)
 

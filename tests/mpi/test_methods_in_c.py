@@ -5,7 +5,7 @@ from types import MethodType
 
 import numpy as np
 import pytest
-from connected import connected
+from connected import counted, on_fast_path
 from mpi4py import MPI
 
 from mpicoll.comm import Intracomm, objects
@@ -27,21 +27,7 @@ OBJECTS = ("barrier", "bcast", "gather", "allgather", "alltoall", "allreduce", "
 
 @pytest.fixture
 def ours():
-    comm = connected(WORLD.Dup())
-    if comm._state.fast_path.path is None:
-        pytest.skip("without threads every call goes the slow path")
-    yield comm
-    comm.Free()
-
-
-def on_fast_path(comm, call):
-    """How many of two calls go the fast path, after a first one."""
-    calls = comm._state.fast_path.path.calls
-    call()
-    before = sum(calls().values())
-    call()
-    call()
-    return sum(calls().values()) - before
+    yield from on_fast_path()
 
 
 @pytest.mark.parametrize("name", [*COLLECTIVES, *MESSAGES, *OBJECTS])
@@ -82,7 +68,7 @@ def test_a_method_looks_like_its_function(name):
 )
 def test_arguments_by_name_go_the_fast_path(ours, call):
     x, y = np.ones(P), np.zeros(P)
-    assert on_fast_path(ours, lambda: call(ours, x, y)) == 2
+    assert counted(ours, lambda comm: call(comm, x, y)) == 3
 
 
 def test_names_that_are_made_anew_are_understood(ours):
@@ -96,10 +82,9 @@ def test_names_that_are_made_anew_are_understood(ours):
 
 
 def test_counts_that_each_rank_knows_alone_go_the_slow_path(ours):
-    call = lambda: ours.Reduce_scatter(np.ones(P), np.zeros(1))  # noqa: E731
-    assert on_fast_path(ours, call) == 0
-    call = lambda: ours.Reduce_scatter(np.ones(P), np.zeros(1), recvcounts=None)  # noqa: E731
-    assert on_fast_path(ours, call) == 0
+    x, y = np.ones(P), np.zeros(1)
+    assert counted(ours, lambda comm: comm.Reduce_scatter(x, y)) == 0
+    assert counted(ours, lambda comm: comm.Reduce_scatter(x, y, recvcounts=None)) == 0
 
 
 @pytest.mark.parametrize(
@@ -166,6 +151,24 @@ def test_messages(ours, buffers):
     ours.Recv(received, source=left, tag=4, status=status)
     request.Wait()
     assert (status.source, status.tag) == (left, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "usual"),
+    [
+        ((np.zeros(1), 0), {}, True),
+        ((np.zeros(1),), {"dest": 0, "tag": 3, "status": MPI.Status()}, True),
+        ((), {"buf": [np.zeros(1), MPI.DOUBLE], "dest": 0}, True),
+        ((np.zeros(1),), {"status": None}, True),
+        ((object(), 0), {}, False),
+        (([object(), 1], 0), {}, False),
+        ((np.zeros(1),), {"recvbuf": object()}, False),
+    ],
+)
+def test_what_may_be_in_device_memory_is_left_to_the_function(given, named, usual):
+    made = transport.Messages(lambda *given, **named: (True, given, named), (1,))
+    method = transport.Method(lambda *given, **named: (False, given, named), made)
+    assert method(None, *given, **named) == (usual, (None, *given), named)
 
 
 def test_messages_of_nothing(ours):

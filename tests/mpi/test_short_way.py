@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from connected import connected
+from connected import counted, on_fast_path
 from mpi4py import MPI
 
 import mpicoll
@@ -30,21 +30,7 @@ def api_cost():
 
 @pytest.fixture
 def ours():
-    comm = connected(WORLD.Dup())
-    if comm._state.fast_path.path is None:
-        pytest.skip("without the compiled engine, or threads, every call goes the slow path")
-    yield comm
-    comm.Free()
-
-
-def counted(comm, call, turns=3):
-    """How many of some calls went the fast path, after one that did not."""
-    path = comm._state.fast_path.path
-    call(comm)
-    before = sum(path.calls().values())
-    for _ in range(turns):
-        call(comm)
-    return sum(path.calls().values()) - before
+    yield from on_fast_path()
 
 
 def made(method, *given, **more):
