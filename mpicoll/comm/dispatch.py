@@ -14,6 +14,7 @@ from mpicoll.comm.decisions import Arguments, prepare, without_waiting
 from mpicoll.cuda.arrays import is_device
 from mpicoll.cuda.transports import CUDA_IPC
 from mpicoll.engine import progress, runner
+from mpicoll.engine.transport import FastComm
 from mpicoll.registry import is_path
 from mpicoll.requests import Prequest, Request
 from mpicoll.requests.device import Staged, StagedPrequest
@@ -36,20 +37,7 @@ else:
     device = Later("mpicoll.comm.device")
 
 
-class NoFastPath:
-    """In place of a :class:`mpicoll.engine.transport.FastPath`: every call goes the slow path."""
-
-    def serve(self, *arguments: Any) -> bool:
-        return False
-
-    def start(self, *arguments: Any) -> None:
-        return None
-
-
-_NO_FAST_PATH = NoFastPath()
-
-
-class Dispatch(MPI.Intracomm):
+class Dispatch(FastComm):
     """An intracommunicator that can run collectives by mpicoll's algorithms.
 
     Its three ways to run one take a method's name, the caller's algorithm and its parameters, and
@@ -59,8 +47,6 @@ class Dispatch(MPI.Intracomm):
     _state: State | None = None
     #: All that is kept of one that comes from another, until a call needs more.
     _first_calls: FirstCalls | None = None
-    #: The fast path of calls like earlier ones, once one has been made.
-    _fast_path: Any = _NO_FAST_PATH
 
     def _ready(self) -> State:
         """What belongs to the handle; collective where the handle is used for the first time."""
@@ -71,7 +57,7 @@ class Dispatch(MPI.Intracomm):
         except MPI.Exception as error:
             self._report(error)
             raise
-        self._fast_path = self._state.fast_path.path or _NO_FAST_PATH
+        self._fast_path = self._state.fast_path.path
         return self._state
 
     def _begun(self) -> State:

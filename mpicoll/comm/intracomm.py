@@ -36,6 +36,7 @@ from mpicoll.comm.passed import Intercomm, Neighbourhood
 from mpicoll.comm.persistent import Persistent
 from mpicoll.comm.survival import Survival
 from mpicoll.engine import progress
+from mpicoll.engine.transport import FastComm
 from mpicoll.runtime import schedules
 from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.state import find, inherit
@@ -47,8 +48,8 @@ else:
     recovery = Later("mpicoll.runtime.recovery")
 
 _C = TypeVar("_C", bound="Intracomm")
-#: Of mpi4py's several constructors the one that all bases have.
-_NEW: Any = MPI.Intracomm.__new__
+#: Of the several constructors of the bases the one that makes room for all of them.
+_NEW: Any = FastComm.__new__
 #: mpi4py's methods, which are found more slowly by ``super()``.
 _BASE: Any = MPI.Intracomm
 _CART: Any = MPI.Cartcomm

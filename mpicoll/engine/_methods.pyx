@@ -7,6 +7,7 @@ stands for makes all calls that are not usual, and says what is wrong with a cal
 ``help`` and derived classes the method looks like that function.
 """
 
+cimport cython
 from cpython.object cimport PyObject
 from mpi4py cimport MPI
 
@@ -31,7 +32,6 @@ cdef extern from "Python.h":
     Py_ssize_t PyVectorcall_NARGS(size_t)
     object PyVectorcall_Call(object, object, object)
     object PyObject_Vectorcall(object, PyObject **, size_t, PyObject *)
-    object PyObject_GetAttr(object, object)
     object PyMethod_New(object, object)
     Py_ssize_t PyTuple_GET_SIZE(PyObject *)
     PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t)
@@ -46,8 +46,18 @@ cdef enum:
     ALGORITHM = 5
     PLACES = 6
 
-cdef object _FAST_PATH = "_fast_path"
 cdef frozenset _ON_HOST = frozenset((memoryview, bytearray, bytes, array, _MPI.buffer))
+
+
+@cython.auto_pickle(False)  # mpi4py's way holds
+cdef class FastComm(MPI.Intracomm):
+    """A communicator that keeps its fast path where methods in C find it.
+
+    Attributes:
+        _fast_path: serves calls like earlier ones; None until there has been one.
+    """
+
+    cdef public object _fast_path
 
 
 cdef class Usual:
@@ -143,19 +153,21 @@ cdef class Collectives(Usual):
         cdef PyObject *every[PLACES]
         cdef bint served
         cdef Py_ssize_t n = PyVectorcall_NARGS(given)
-        if self.starts and self.n == 1 and n == 1 and names == NULL:
-            comm = <object> arguments[0]
-            path = PyObject_GetAttr(comm, _FAST_PATH)
-            if type(path) is FastPath:
-                request = (<FastPath> path).start_barrier(comm)
-                if request is not None:
-                    return request
+        if n == 0 or not isinstance(<object> arguments[0], FastComm):
+            return NotImplemented
+        comm = <object> arguments[0]
+        path = (<FastComm> comm)._fast_path
+        if path is None:
+            return NotImplemented
+        if self.starts and self.n == 1 and n == 1 and names == NULL and type(path) is FastPath:
+            request = (<FastPath> path).start_barrier(comm)
+            if request is not None:
+                return request
         if not _place(self, arguments, n, names, every):
             return NotImplemented
-        comm, algorithm = <object> arguments[0], <object> every[ALGORITHM]
+        algorithm = <object> every[ALGORITHM]
         sendbuf, recvbuf, op = <object> every[SEND], <object> every[RECV], <object> every[OP]
         root, counts = <object> every[ROOT], <object> every[COUNTS]
-        path = PyObject_GetAttr(comm, _FAST_PATH)
         if self.starts:
             if type(path) is FastPath:
                 request = (<FastPath> path).start(

@@ -29,7 +29,14 @@ try:
     from mpicoll.engine._fast_path import FastPath
     from mpicoll.engine._flight import Airspace, CallCount, Flight, finish_all
     from mpicoll.engine._library import Direct
-    from mpicoll.engine._methods import Collectives, Messages, Method, OfObjects, Switch
+    from mpicoll.engine._methods import (
+        Collectives,
+        FastComm,
+        Messages,
+        Method,
+        OfObjects,
+        Switch,
+    )
     from mpicoll.engine._packing import Packing, StridedPacking, TypedPacking
     from mpicoll.engine._signature import meet_tensor
     from mpicoll.engine._starter import CountedPrequest, Starter
@@ -42,6 +49,12 @@ except (ImportError, ValueError) as error:
     Direct = Packing = StridedPacking = TypedPacking = meet_tensor = None
     Collectives = Messages = Method = OfObjects = Switch = None
     describe = is_described = None
+
+    class FastComm(MPI.Intracomm):
+        """A communicator that keeps a fast path, though no method looks for it."""
+
+        _fast_path: Any = None
+
     if isinstance(error, ModuleNotFoundError):
         _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
     else:  # built for another MPI, whose handles differ in size
