@@ -181,7 +181,9 @@ cdef class Execution(Folding):
             ):
                 receive = &self.receives[i]
                 if receive.use and receive.data != NULL:
-                    memcpy(at(self.bases, &receive.landing), receive.data, receive.landing.length)
+                    copy_bytes(
+                        at(self.bases, &receive.landing), receive.data, receive.landing.length
+                    )
                     receive.data = at(self.bases, &receive.landing)
                     shared_acknowledge(&self.device.shared, receive.local, receive.use)
                     receive.use = 0

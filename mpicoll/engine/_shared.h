@@ -28,11 +28,13 @@
 #include <sys/uio.h>
 #include <time.h>
 
+#include "_copy.h"
+
 #define ENTRIES 16
 #define TINY 32 /* bytes that lie in the cache line itself */
 #define LINE 64
-#define SHORTEST_PIECE (32 << 10)
-#define LONGEST_PIECE (512 << 10)
+#define SHORTEST_PIECE (128 << 10)
+#define BETWEEN (64 << 10) /* bytes of a copy by two steps: they stay in a cache near the core */
 
 enum { INSIDE, SLOT, REMOTE, WINDOW };
 
@@ -159,34 +161,70 @@ static inline char *shared_content(const shared_t *s, int writer, const entry_t 
 typedef ssize_t (*shared_access_t)(pid_t, const struct iovec *, unsigned long, const struct iovec *,
                                    unsigned long, unsigned long);
 
-static inline int shared_transfer(shared_access_t access, pid_t process, void *here, uint64_t there,
-                                  uint64_t length) {
+static inline int shared_transfer(shared_access_t access, pid_t process, const char *here,
+                                  uint64_t there, uint64_t length) {
     while (length) {
-        struct iovec mine = {here, length}, theirs = {(void *)(uintptr_t)there, length};
+        struct iovec mine = {(void *)here, length}, theirs = {(void *)(uintptr_t)there, length};
         ssize_t done = access(process, &mine, 1, &theirs, 1, 0);
         if (done <= 0) return -1;
-        here = (char *)here + done;
+        here += done;
         there += (uint64_t)done;
         length -= (uint64_t)done;
     }
     return 0;
 }
 
-static inline int shared_fetch(pid_t process, void *to, uint64_t from, uint64_t length) {
-    return shared_transfer(process_vm_readv, process, to, from, length);
+/* Memory half a page behind an address, whole pages apart: copies to it and from it are fast where
+ * those from the address are slow. */
+static inline char *shared_between(uint64_t from) {
+    static __thread char memory[BETWEEN + COPY_PAGE];
+    uint64_t behind = from + COPY_PAGE / 2 - (uint64_t)(uintptr_t)memory;
+    return memory + behind % COPY_PAGE;
 }
 
-/* Bytes of the pieces of a message that both sides copy: some for each, and few system calls. */
-static inline uint64_t shared_piece(uint64_t length) {
-    uint64_t piece = length / 8 / 4096 * 4096;
-    return piece < SHORTEST_PIECE ? SHORTEST_PIECE : piece > LONGEST_PIECE ? LONGEST_PIECE : piece;
+static inline int shared_fetch(pid_t process, char *to, uint64_t from, uint64_t length) {
+    if (!copy_is_slow((uint64_t)(uintptr_t)to, from, length))
+        return shared_transfer(process_vm_readv, process, to, from, length);
+    while (length) {
+        uint64_t part = length < BETWEEN ? length : BETWEEN;
+        char *between = shared_between(from);
+        if (shared_transfer(process_vm_readv, process, between, from, part)) return -1;
+        copy_bytes(to, between, part);
+        to += part, from += part, length -= part;
+    }
+    return 0;
+}
+
+static inline int shared_store(pid_t process, uint64_t to, const char *from, uint64_t length) {
+    if (!copy_is_slow(to, (uint64_t)(uintptr_t)from, length))
+        return shared_transfer(process_vm_writev, process, from, to, length);
+    while (length) {
+        uint64_t part = length < BETWEEN ? length : BETWEEN;
+        char *between = shared_between((uint64_t)(uintptr_t)from);
+        copy_bytes(between, from, part);
+        if (shared_transfer(process_vm_writev, process, between, to, part)) return -1;
+        to += part, from += part, length -= part;
+    }
+    return 0;
+}
+
+/* Bytes of the next piece of a message that both sides copy: half of what is left.  Both end at the
+ * same time, and one that copies alone, since the other has a message of its own to read, makes few
+ * system calls. */
+static inline uint64_t shared_piece(uint64_t left) {
+    uint64_t piece = left / 2 / 4096 * 4096;
+    if (piece < SHORTEST_PIECE) piece = SHORTEST_PIECE;
+    return piece < left ? piece : left;
 }
 
 /* Take the next piece; returns its length, 0 if there is none left. */
 static inline uint64_t shared_take(shared_copy_t *copy, uint64_t length, uint64_t *offset) {
-    uint64_t piece = shared_piece(length);
-    *offset = __atomic_fetch_add(&copy->taken, piece, __ATOMIC_RELAXED);
-    return *offset >= length ? 0 : length - *offset < piece ? length - *offset : piece;
+    uint64_t piece, taken = __atomic_load_n(&copy->taken, __ATOMIC_RELAXED);
+    do piece = shared_piece(length - taken);
+    while (!__atomic_compare_exchange_n(&copy->taken, &taken, taken + piece, 0, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+    *offset = taken;
+    return piece;
 }
 
 /* The reader: copy pieces until there are none left.  Adds their bytes to `copied`; returns 0, or -1
@@ -209,8 +247,7 @@ static inline int shared_is_fetched(pid_t process, entry_t *entry, char *to, uin
     if (copied + __atomic_load_n(&copy->helped, __ATOMIC_ACQUIRE) < entry->length) return 0;
     if (copy->failed) {
         offset = copy->failed - 1;
-        length = shared_piece(entry->length);
-        if (length > entry->length - offset) length = entry->length - offset;
+        length = shared_piece(entry->length - offset);
         if (shared_fetch(process, to + offset, entry->where + offset, length)) return -1;
     }
     return 1;
@@ -222,11 +259,10 @@ static inline int shared_help(const shared_t *s, pid_t process, int reader, uint
     shared_copy_t *copy = &entry->copy;
     uint64_t offset, length, to = __atomic_load_n(&copy->to, __ATOMIC_ACQUIRE);
     int code;
-    if (to == 0 || __atomic_load_n(&copy->taken, __ATOMIC_RELAXED) >= entry->length) return 0;
+    if (to == 0) return 0;
     length = shared_take(copy, entry->length, &offset);
     if (length == 0) return 0;
-    code = shared_transfer(process_vm_writev, process, (char *)(uintptr_t)entry->where + offset,
-                           to + offset, length);
+    code = shared_store(process, to + offset, (char *)(uintptr_t)entry->where + offset, length);
     if (code) copy->failed = offset + 1;
     __atomic_store_n(&copy->helped, copy->helped + length, __ATOMIC_RELEASE);
     return code ? -1 : 1;

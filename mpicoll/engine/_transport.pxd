@@ -39,7 +39,7 @@ cdef extern from "_shared.h" nogil:
     char *shared_content(const shared_t *, int, const entry_t *)
     char *shared_slot(const shared_t *, int, uint64_t)
     entry_t *shared_entry(const shared_t *, int, int, uint64_t)
-    int shared_fetch(pid_t, void *, uint64_t, uint64_t)
+    int shared_fetch(pid_t, char *, uint64_t, uint64_t)
     int shared_fetch_pieces(pid_t, entry_t *, char *, uint64_t *)
     int shared_is_fetched(pid_t, entry_t *, char *, uint64_t)
     int shared_help(const shared_t *, pid_t, int, uint64_t)

@@ -293,7 +293,7 @@ cdef class Device:
                     again = self.free_slot()
                     if again < 0:
                         return False
-                    memcpy(shared_slot(&self.shared, self.shared.me, again), content, length)
+                    copy_bytes(shared_slot(&self.shared, self.shared.me, again), content, length)
                     self.slots[again].filled += 1
                 send.slot, send.filled = again, self.slots[again].filled
                 where = again
@@ -506,4 +506,4 @@ def space(int ranks, geometry):
 
 def read_memory(pid_t process, uint64_t address, unsigned char[::1] into):
     """Read memory of another process; whether that went well."""
-    return shared_fetch(process, &into[0], address, into.shape[0]) == 0
+    return shared_fetch(process, <char *> &into[0], address, into.shape[0]) == 0

@@ -582,6 +582,37 @@ def test_messages_that_both_sides_copy(together, root):
         assert np.array_equal(mine, np.roll(data, RANK))
 
 
+def _at(offset, length):
+    """An array that begins so many bytes behind a page, with room at both ends."""
+    memory = np.full(length + 3 * 4096, 7, np.uint8)
+    start = (offset - memory.ctypes.data) % 4096 + 4096
+    return memory, memory[start : start + length]
+
+
+def _gather_at_distances(comm):
+    """Copy and send between addresses at which long copies are slow by `rep movsb`, and others."""
+    for length in (4095, 4096, (8 << 10) + 5, 70_001, 200_000):
+        for distance in (-1, 0, 1, 8, 31, 32, 4095):
+            _, mine = _at(64, length)
+            mine[:] = np.random.default_rng([length, RANK]).integers(0, 255, length, np.uint8)
+            whole, every = _at(64 + distance, P * length)
+            comm.Allgather(mine, every, algorithm="linear")
+            for rank in range(P):
+                sent = np.random.default_rng([length, rank]).integers(0, 255, length, np.uint8)
+                assert np.array_equal(every[rank * length :][:length], sent)
+            start = every.ctypes.data - whole.ctypes.data
+            assert (whole[:start] == 7).all()
+            assert (whole[start + P * length :] == 7).all()
+
+
+def test_buffers_at_all_distances(ours):
+    _gather_at_distances(ours)
+
+
+def test_buffers_at_all_distances_that_both_sides_copy(together):
+    _gather_at_distances(together)
+
+
 @pytest.mark.skipif(P == 1, reason="nothing is sent")
 def test_a_sender_that_waits_copies_too(together):
     data, mine = np.full(P * (8 << 20), 1, np.uint8), np.zeros(8 << 20, np.uint8)
