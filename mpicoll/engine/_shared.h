@@ -33,7 +33,7 @@
 #define ENTRIES 16
 #define TINY 32 /* bytes that lie in the cache line itself */
 #define LINE 64
-#define SHORTEST_PIECE (128 << 10)
+#define SHORTEST_PIECE (256 << 10)
 #define BETWEEN (64 << 10) /* bytes of a copy by two steps: they stay in a cache near the core */
 
 enum { INSIDE, SLOT, REMOTE, WINDOW };
@@ -209,31 +209,40 @@ static inline int shared_store(pid_t process, uint64_t to, const char *from, uin
 }
 
 /* Bytes of the next piece of a message that both sides copy: half of what is left.  Both end at the
- * same time, and one that copies alone, since the other has a message of its own to read, makes few
- * system calls. */
+ * same time. */
 static inline uint64_t shared_piece(uint64_t left) {
     uint64_t piece = left / 2 / 4096 * 4096;
     if (piece < SHORTEST_PIECE) piece = SHORTEST_PIECE;
     return piece < left ? piece : left;
 }
 
-/* Take the next piece; returns its length, 0 if there is none left. */
-static inline uint64_t shared_take(shared_copy_t *copy, uint64_t length, uint64_t *offset) {
+/* Take the next piece, or `all` that is left; returns its length, 0 if there is none. */
+static inline uint64_t shared_take(shared_copy_t *copy, uint64_t length, int all,
+                                   uint64_t *offset) {
     uint64_t piece, taken = __atomic_load_n(&copy->taken, __ATOMIC_RELAXED);
-    do piece = shared_piece(length - taken);
+    do piece = all ? length - taken : shared_piece(length - taken);
     while (!__atomic_compare_exchange_n(&copy->taken, &taken, taken + piece, 0, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
     *offset = taken;
     return piece;
 }
 
-/* The reader: copy pieces until there are none left.  Adds their bytes to `copied`; returns 0, or -1
- * with errno. */
-static inline int shared_fetch_pieces(pid_t process, entry_t *entry, char *to, uint64_t *copied) {
+/* Whether another process is copying this use of an entry from this process. */
+static inline int shared_is_copying(const shared_t *s, int reader, uint64_t use) {
+    entry_t *entry = shared_entry(s, s->me, reader, use);
+    return use && entry->kind == REMOTE && __atomic_load_n(&entry->copy.to, __ATOMIC_RELAXED) &&
+           __atomic_load_n(&entry->copy.taken, __ATOMIC_RELAXED) < entry->length;
+}
+
+/* The reader: copy pieces until there are none left, or all at once while the writer copies `sent`,
+ * the last message to it, and cannot help.  Adds their bytes to `copied`; returns 0, or -1 with
+ * errno. */
+static inline int shared_fetch_pieces(const shared_t *s, int writer, uint64_t sent, pid_t process,
+                                      entry_t *entry, char *to, uint64_t *copied) {
     shared_copy_t *copy = &entry->copy;
     uint64_t offset, length;
     __atomic_store_n(&copy->to, (uint64_t)(uintptr_t)to, __ATOMIC_RELEASE);
-    while ((length = shared_take(copy, entry->length, &offset))) {
+    while ((length = shared_take(copy, entry->length, shared_is_copying(s, writer, sent), &offset))) {
         if (shared_fetch(process, to + offset, entry->where + offset, length)) return -1;
         *copied += length;
     }
@@ -260,7 +269,7 @@ static inline int shared_help(const shared_t *s, pid_t process, int reader, uint
     uint64_t offset, length, to = __atomic_load_n(&copy->to, __ATOMIC_ACQUIRE);
     int code;
     if (to == 0) return 0;
-    length = shared_take(copy, entry->length, &offset);
+    length = shared_take(copy, entry->length, 0, &offset);
     if (length == 0) return 0;
     code = shared_store(process, to + offset, (char *)(uintptr_t)entry->where + offset, length);
     if (code) copy->failed = offset + 1;

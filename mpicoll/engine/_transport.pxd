@@ -40,7 +40,9 @@ cdef extern from "_shared.h" nogil:
     char *shared_slot(const shared_t *, int, uint64_t)
     entry_t *shared_entry(const shared_t *, int, int, uint64_t)
     int shared_fetch(pid_t, char *, uint64_t, uint64_t)
-    int shared_fetch_pieces(pid_t, entry_t *, char *, uint64_t *)
+    int shared_fetch_pieces(
+        const shared_t *, int, uint64_t, pid_t, entry_t *, char *, uint64_t *
+    )
     int shared_is_fetched(pid_t, entry_t *, char *, uint64_t)
     int shared_help(const shared_t *, pid_t, int, uint64_t)
     void shared_relax()

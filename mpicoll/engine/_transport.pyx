@@ -361,6 +361,9 @@ cdef class Device:
         if kind == REMOTE and length >= self.together:
             receive.copied = 0
             if shared_fetch_pieces(
+                &self.shared,
+                receive.local,
+                self.sent[receive.local],
                 self.processes[receive.local],
                 shared_entry(&self.shared, receive.local, self.shared.me, receive.use),
                 landing,
