@@ -9,8 +9,8 @@ wherever those buffers are of one order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,7 @@ from mpicoll.schedule.layout import Layout
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """The buffers of one rank's call.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ from mpicoll.tuning import NATIVE, Choice
 
 #: The neighbourhood collectives, as what they are to the time limit, trace and counters.
 NEIGHBOURHOOD = {
-    name.lower(): replace(COLLECTIVES["barrier"], name=name.lower(), method=name, summary="")
+    name.lower(): COLLECTIVES["barrier"]._replace(name=name.lower(), method=name, summary="")
     for name in methods.NEIGHBOURHOOD
 }
 _REASON = f"%s collectives are passed through to the MPI library, so {NATIVE} serves"

@@ -1,8 +1,9 @@
 /* Copies within one process.
  *
- * Processors of AMD (Zen 3 is one) copy by `rep movsb`, which the C library and the kernel use for
+ * Some processors (AMD's Zen 3 is one) copy by `rep movsb`, which the C library and the kernel use for
  * long copies, at a fifth to a twentieth of their speed where the target lies 1 to 31 bytes behind the
  * source, whole pages apart: two arrays of which one begins a few elements later than the other.
+ * Whether this one does is measured.
  *
  * What is longer than the caches near a core is written past them: a store that waits for its cache
  * line to be read first moves every byte three times instead of twice.  The C library does so too,
@@ -15,12 +16,47 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #define COPY_PAGE 4096
+#define COPY_TRIAL (2 * COPY_PAGE)
+
+#if defined(__x86_64__)
+/* Nanoseconds of a copy by `rep movsb`, the shortest of some. */
+static inline int64_t copy_nanoseconds(char *to, const char *from) {
+    struct timespec begin, end;
+    int64_t passed, least = INT64_MAX;
+    int i;
+    for (i = 0; i < 5; i++) {
+        char *target = to;
+        const char *source = from;
+        size_t length = COPY_TRIAL;
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        __asm__ volatile("rep movsb" : "+D"(target), "+S"(source), "+c"(length) : : "memory");
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        passed = (end.tv_sec - begin.tv_sec) * 1000000000 + end.tv_nsec - begin.tv_nsec;
+        if (passed < least) least = passed;
+    }
+    return least;
+}
+
+/* Whether this processor has slow distances; it takes some microseconds, once. */
+static inline int copy_has_slow(void) {
+    static int known = -1;
+    if (known < 0) {
+        char memory[2 * COPY_TRIAL + COPY_PAGE] = {0};
+        known = copy_nanoseconds(memory + COPY_TRIAL + 16, memory) >
+                3 * copy_nanoseconds(memory + COPY_TRIAL + 64, memory) + 500;
+    }
+    return known;
+}
+#else
+static inline int copy_has_slow(void) { return 0; }
+#endif
 
 /* Whether `rep movsb` is slow between these addresses, which may be of two processes. */
 static inline int copy_is_slow(uint64_t to, uint64_t from, uint64_t length) {
-    return length >= COPY_PAGE && (to - from) % COPY_PAGE - 1 < 31;
+    return length >= COPY_PAGE && (to - from) % COPY_PAGE - 1 < 31 && copy_has_slow();
 }
 
 #if defined(__x86_64__)

@@ -33,7 +33,7 @@
 #define ENTRIES 16
 #define TINY 32 /* bytes that lie in the cache line itself */
 #define LINE 64
-#define SHORTEST_PIECE (256 << 10)
+#define SHORTEST_PIECE (128 << 10)
 #define BETWEEN (64 << 10) /* bytes of a copy by two steps: they stay in a cache near the core */
 
 enum { INSIDE, SLOT, REMOTE, WINDOW };

@@ -9,7 +9,6 @@ communication, so one rank may find a plan in its cache where another builds it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpicoll.engine.spans import Span, adjacent
@@ -91,8 +90,7 @@ class PlannedChannel(NamedTuple):
     window: int
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """All that a plan depends on.
 
     Attributes:
@@ -121,8 +119,7 @@ class Shape:
     whole: bool = False
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Offsets for one shape.
 
     Attributes:

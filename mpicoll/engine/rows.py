@@ -7,14 +7,13 @@ expression all the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpicoll.engine.plan import Fold, Phase, PlannedMessage, merged
 from mpicoll.engine.spans import Arena, Span, cut_out, sub
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """How the rows of a round are planned.
 
     Attributes:

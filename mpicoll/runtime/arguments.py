@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +95,7 @@ def summed_exactly(call: Call) -> Call:
             f"{call.definition.method}: reproducible=True sums, so op must be MPI.SUM, not "
             f"{call.reduction.name}"
         )
-    return replace(call, reduction=exact.reduction(call.reduction.dtype))
+    return call._replace(reduction=exact.reduction(call.reduction.dtype))
 
 
 def _reduction(op: Any, buffer: Buffer) -> ops.Reduction:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +31,7 @@ else:
     exact = Later("mpicoll.ops.exact")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One rank's call, parsed and checked.
 
     Attributes:
@@ -233,14 +231,14 @@ class Call:
 
     def on_stream(self, stream: int) -> Call:
         """The same call ordered on a stream."""
-        return replace(self.with_buffers(lambda buffer: buffer.on_stream(stream)), stream=stream)
+        return self.with_buffers(lambda buffer: buffer.on_stream(stream))._replace(stream=stream)
 
     def with_buffers(self, change: Callable[[Buffer], Buffer]) -> Call:
         """The same call of other buffers."""
         send = None if self.send is None else change(self.send)
         if self.recv is None or self.recv is self.send:
-            return replace(self, send=send, recv=None if self.recv is None else send)
-        return replace(self, send=send, recv=change(self.recv))
+            return self._replace(send=send, recv=None if self.recv is None else send)
+        return self._replace(send=send, recv=change(self.recv))
 
     @property
     def is_direct(self) -> bool:

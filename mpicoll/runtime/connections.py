@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -103,7 +102,6 @@ class Connection:
 _ORDER = itertools.count()
 
 
-@dataclass
 class Alike:
     """The connections of the same processes, by the same transport.
 
@@ -114,10 +112,10 @@ class Alike:
         over: nothing waits here any more.
     """
 
-    idle: dict[int, Connection] = field(default_factory=dict)
-    numbers: set[int] = field(default_factory=set)
-    lent: bool = False
-    over: bool = False
+    def __init__(self) -> None:
+        self.idle: dict[int, Connection] = {}
+        self.numbers: set[int] = set()
+        self.lent = self.over = False
 
 
 _pool: dict[Key, Alike] = {}

@@ -295,7 +295,7 @@ class Pipeline:
         recv = send
         if self._call.recv is not self._call.send:
             recv = self._part(self._call.recv, number, chunk, not self._call.in_place)
-        return replace(self._call, send=send, recv=recv)
+        return self._call._replace(send=send, recv=recv)
 
     def _part(
         self, buffer: Buffer | None, number: int, chunk: Chunk, received: bool

@@ -15,9 +15,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Stats:
+class Stats(NamedTuple):
     """What ran on a communicator, on this rank.
 
     Attributes:

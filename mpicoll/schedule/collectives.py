@@ -9,7 +9,6 @@ block a rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpicoll.schedule.topology import ceil_log2
@@ -92,8 +91,7 @@ def _share_bound(size: int, n: float, alpha: float, beta: float, gamma: float) -
     return ceil_log2(size) * alpha + _share(size) * n * beta
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
     """The definition of one collective.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -48,7 +48,7 @@ class Method:
     @cached_property
     def definition(self) -> Collective:
         """The collective, under the method's name."""
-        return replace(COLLECTIVES[self.collective], method=self.name)
+        return COLLECTIVES[self.collective]._replace(method=self.name)
 
     @property
     def variant(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ def doubling(size: int) -> Iterator[int]:
         distance *= 2
 
 
-@dataclass(frozen=True, eq=False)
 class Nodes:
     """Which ranks share a node.
 
@@ -42,7 +40,8 @@ class Nodes:
     j in its node, of all nodes.
     """
 
-    ranks: tuple[tuple[int, ...], ...]
+    def __init__(self, ranks: tuple[tuple[int, ...], ...]) -> None:
+        self.ranks = ranks
 
     @cached_property
     def lengths(self) -> list[int]:

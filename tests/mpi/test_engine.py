@@ -4,7 +4,6 @@ import os
 import time
 import warnings
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,7 +171,7 @@ def test_an_error_in_an_operator_ends_the_call_and_the_communicator():
     send, recv = np.ones(64), np.zeros(64)
     call, choice = folded_everywhere(ours, send, recv)
     with pytest.raises(ArithmeticError, match="no sum today"):
-        state.plans.run(replace(call, reduction=broken), choice)
+        state.plans.run(call._replace(reduction=broken), choice)
     assert calls
     with pytest.raises(RuntimeError, match="cannot be used any more"):
         ours.Barrier()
