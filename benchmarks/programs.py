@@ -1,6 +1,6 @@
 """A program before and after a change, whole runs in turn: what following an advice is worth.
 
-    cd benchmarks; python programs.py --name "app 1.2, MPICH, 2 ranks" --json results/programs.jsonl \
+    cd benchmarks; python programs.py --json results/programs.jsonl --name "app 1.2, 2 ranks" \
         "mpirun -n 2 python app.py" "mpirun -n 2 python app_on_mpicoll.py"
 
 Pairs of runs follow each other, each in the other order than the pair before.  The first pair finds

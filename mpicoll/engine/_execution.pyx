@@ -7,7 +7,7 @@ ranks of the same node go through memory that both map where the communicator ha
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from mpi4py cimport MPI
 from mpi4py cimport libmpi as mpi
 

@@ -29,12 +29,16 @@ cdef extern from "Python.h":
     unsigned long Py_TPFLAGS_METHOD_DESCRIPTOR
     unsigned long Py_TPFLAGS_HAVE_VECTORCALL
     ctypedef object (*vectorcallfunc)(PyObject *, PyObject **, size_t, PyObject *)
+    PyTypeObject *Py_TYPE(PyObject *)
+    vectorcallfunc PyVectorcall_Function(object)
     Py_ssize_t PyVectorcall_NARGS(size_t)
     object PyVectorcall_Call(object, object, object)
     object PyObject_Vectorcall(object, PyObject **, size_t, PyObject *)
     object PyMethod_New(object, object)
     Py_ssize_t PyTuple_GET_SIZE(PyObject *)
     PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t)
+    Py_ssize_t PyList_GET_SIZE(PyObject *)
+    PyObject *PyList_GET_ITEM(PyObject *, Py_ssize_t)
 
 cdef enum:
     # Places of what a collective takes, see `mpicoll.schedule.methods`; the last is the algorithm.
@@ -47,6 +51,9 @@ cdef enum:
     PLACES = 6
 
 cdef frozenset _ON_HOST = frozenset((memoryview, bytearray, bytes, array, _MPI.buffer))
+cdef PyObject *_LIST = <PyObject *> list
+cdef PyObject *_TUPLE = <PyObject *> tuple
+cdef PyObject *_ARRAY = <PyObject *> cnp.ndarray
 
 
 @cython.auto_pickle(False)  # mpi4py's way holds
@@ -221,7 +228,23 @@ cdef bint _place(
     return not (self.counted and every[COUNTS] == <PyObject *> None)
 
 
-cdef class Messages(Usual):
+cdef class Native(Usual):
+    """Calls of a function of the MPI library's, where nothing speaks against it."""
+
+    cdef object native
+    cdef vectorcallfunc function  # what calls it
+
+    def __init__(self, native):
+        self.native, self.function = native, PyVectorcall_Function(native)
+        if self.function == NULL:
+            self.function = <vectorcallfunc> <void *> PyObject_Vectorcall
+
+    cdef object pass_on(self, PyObject **arguments, size_t given, PyObject *names):
+        """Call it."""
+        return self.function(<PyObject *> self.native, arguments, given, names)
+
+
+cdef class Messages(Native):
     """Messages between two ranks from and to memory of the host.
 
     Args:
@@ -229,12 +252,12 @@ cdef class Messages(Usual):
         places: where among the arguments buffers are; the communicator is the first.
     """
 
-    cdef object native
     cdef int n
     cdef int places[2]
 
     def __init__(self, native, places):
-        self.native, self.n = native, len(places)
+        super().__init__(native)
+        self.n = len(places)
         for i, place in enumerate(places):
             self.places[i] = place
 
@@ -242,26 +265,31 @@ cdef class Messages(Usual):
         cdef Py_ssize_t n = PyVectorcall_NARGS(given)
         cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
         for i in range(self.n):
-            if self.places[i] < n and not _is_on_host(<object> arguments[self.places[i]]):
+            if self.places[i] < n and not _is_on_host(arguments[self.places[i]]):
                 return NotImplemented
         for i in range(n, n + named):  # any of them may be a buffer
             value = <object> arguments[i]
-            if not (type(value) is int or type(value) is MPI.Status or _is_on_host(value)):
+            if not (
+                type(value) is int or type(value) is MPI.Status or _is_on_host(arguments[i])
+            ):
                 return NotImplemented
-        return PyObject_Vectorcall(self.native, arguments, given, names)
+        return self.pass_on(arguments, given, names)
 
 
-cdef bint _is_on_host(buf) except -1:
+cdef bint _is_on_host(PyObject *buf) except -1:
     """Whether it is clear at once that a buffer is in memory of the host."""
-    if type(buf) is list:
-        if not (<list> buf):
+    cdef PyObject *kind = <PyObject *> Py_TYPE(buf)
+    if kind == _LIST:
+        if PyList_GET_SIZE(buf) == 0:
             return False
-        buf = (<list> buf)[0]
-    elif type(buf) is tuple:
-        if not (<tuple> buf):
+        buf = PyList_GET_ITEM(buf, 0)
+        kind = <PyObject *> Py_TYPE(buf)
+    elif kind == _TUPLE:
+        if PyTuple_GET_SIZE(buf) == 0:
             return False
-        buf = (<tuple> buf)[0]
-    return cnp.PyArray_CheckExact(buf) or buf is None or type(buf) in _ON_HOST
+        buf = PyTuple_GET_ITEM(buf, 0)
+        kind = <PyObject *> Py_TYPE(buf)
+    return kind == _ARRAY or buf == <PyObject *> None or <object> kind in _ON_HOST
 
 
 cdef class Switch:
@@ -270,7 +298,7 @@ cdef class Switch:
     cdef public bint on
 
 
-cdef class OfObjects(Usual):
+cdef class OfObjects(Native):
     """Collectives of objects.
 
     Args:
@@ -278,13 +306,13 @@ cdef class OfObjects(Usual):
         unless: on where they are not usual any more.
     """
 
-    cdef object native
     cdef Switch unless
 
     def __init__(self, native, Switch unless not None):
-        self.native, self.unless = native, unless
+        super().__init__(native)
+        self.unless = unless
 
     cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
         if self.unless.on:
             return NotImplemented
-        return PyObject_Vectorcall(self.native, arguments, given, names)
+        return self.pass_on(arguments, given, names)

@@ -49,12 +49,8 @@ except (ImportError, ValueError) as error:
     Direct = Packing = StridedPacking = TypedPacking = meet_tensor = None
     Collectives = Messages = Method = OfObjects = Switch = None
     describe = is_described = None
-
-    class FastComm(MPI.Intracomm):
-        """A communicator that keeps a fast path, though no method looks for it."""
-
-        _fast_path: Any = None
-
+    #: A communicator that keeps a fast path, though no method looks for it.
+    FastComm = type("FastComm", (MPI.Intracomm,), {"_fast_path": None})
     if isinstance(error, ModuleNotFoundError):
         _PROBLEM = "it is not built (no MPI compiler wrapper, mpicc, was found at installation)"
     else:  # built for another MPI, whose handles differ in size

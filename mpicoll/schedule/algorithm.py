@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpicoll.base.wording import plural
 from mpicoll.schedule import collectives
@@ -20,7 +21,8 @@ Count = Callable[..., int]
 Formula = Callable[..., float]
 
 
-class Algorithm(NamedTuple):
+@dataclass(frozen=True)
+class Algorithm:
     """One algorithm of one collective.
 
     The counts are exact integer functions of the number of ranks and the parameters, and tested

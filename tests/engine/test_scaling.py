@@ -1,6 +1,5 @@
 """Plans that are scaled are those that would have been built."""
 
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

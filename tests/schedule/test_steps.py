@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 
 import pytest
 from hypothesis import given as each
@@ -148,7 +149,8 @@ BASE = algorithms.find("allreduce", "linear")
 
 def broken(schedule, size=2, collective="allreduce", order=(), **changes):
     """Problems of a hand-made schedule, registered counts aside."""
-    entry = BASE._replace(
+    entry = replace(
+        BASE,
         collective=collective,
         schedule=schedule,
         parameters={},
@@ -362,7 +364,7 @@ def test_reading_what_was_never_written():
 
 def test_rank_order_promised_and_broken():
     ring = algorithms.find("allreduce", "ring")
-    case = verify(ring._replace(order=(RANK_ORDER, SAME_BITS)), 3)
+    case = verify(replace(ring, order=(RANK_ORDER, SAME_BITS)), 3)
     assert "not combined in rank order" in case.problems[0]
 
 
@@ -378,7 +380,7 @@ def test_same_bits_promised_and_broken():
 
 def test_registered_counts_that_are_wrong_are_reported():
     for name in ("rounds", "depth", "messages", "blocks_sent", "blocks_sent_max", "fan_in"):
-        case = verify(BASE._replace(**{name: lambda P: 99}), 4)
+        case = verify(replace(BASE, **{name: lambda P: 99}), 4)
         assert [p.split(":")[0] for p in case.problems] == [name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,8 @@ def network(size, route, links=(), overhead=0):
 
 def timed(schedule, machine, size, nbytes, nblocks=1):
     """The times of all ranks, by both clocks."""
-    algorithm = algorithms.find("allreduce", "ring")._replace(
+    algorithm = replace(
+        algorithms.find("allreduce", "ring"),
         schedule=schedule,
         blocks=lambda size: nblocks,
         parameters={},

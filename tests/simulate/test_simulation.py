@@ -194,8 +194,10 @@ def test_times_longer_than_numpys_integers_are_exact():
     ],
 )
 def test_broken_schedules_are_told(method, programs, message):
-    entry = algorithms.find("allgather", "ring")._replace(
-        schedule=lambda rank, size: iter(programs[rank]), parameters={}
+    entry = replace(
+        algorithms.find("allgather", "ring"),
+        schedule=lambda rank, size: iter(programs[rank]),
+        parameters={},
     )
     with pytest.raises(ScheduleError, match=message):
         simulate(entry, 2, 8, COSTS, method=method)
@@ -222,7 +224,7 @@ def test_a_message_is_not_preferred_for_the_number_of_its_sender():
         else:
             yield Send((rank + 1 if rank % 3 == 2 else rank - 1) % size, 0)
 
-    entry = algorithms.find("allgather", "ring")._replace(schedule=schedule, parameters={})
+    entry = replace(algorithms.find("allgather", "ring"), schedule=schedule, parameters={})
     model = Machine(alpha=100, nodes=tuple(rank // 3 for rank in range(12)))
     found = simulate(entry, 12, 0, model, method="events")
     assert found.finish == (200, 200, 100) * 4
