@@ -80,8 +80,8 @@ class Inspection(Dispatch):
 
     def _local(self) -> State:
         """What belongs to the handle, without setting it up (which is collective)."""
-        state = self._state or find(self)
-        if state is None and self._fast_path is self._first_calls:
+        state, first_calls = self._state or find(self), self._first_calls
+        if state is None and first_calls is not None and self._fast_path is first_calls:
             state = self._begun()
         if state is None:
             raise ValueError("no collective has been called on this communicator yet")

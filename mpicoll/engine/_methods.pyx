@@ -50,6 +50,7 @@ cdef enum:
     ALGORITHM = 5
     PLACES = 6
 
+cdef object _UNUSUAL = object()  # in place of what a call returns, which may be any other
 cdef frozenset _ON_HOST = frozenset((memoryview, bytearray, bytes, array, _MPI.buffer))
 cdef PyObject *_LIST = <PyObject *> list
 cdef PyObject *_TUPLE = <PyObject *> tuple
@@ -71,8 +72,8 @@ cdef class Usual:
     """The usual calls of a method."""
 
     cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
-        """Make a call, if it is one of these; else NotImplemented."""
-        return NotImplemented
+        """Make a call, if it is one of these; else `_UNUSUAL`."""
+        return _UNUSUAL
 
 
 cdef class Method:
@@ -111,7 +112,7 @@ cdef class Method:
 cdef object _call(PyObject *called, PyObject **arguments, size_t given, PyObject *names):
     cdef Method self = <Method> called
     result = self.usual.call(arguments, given, names)
-    if result is NotImplemented:
+    if result is _UNUSUAL:
         return PyObject_Vectorcall(self.__wrapped__, arguments, given, names)
     return result
 
@@ -161,17 +162,17 @@ cdef class Collectives(Usual):
         cdef bint served
         cdef Py_ssize_t n = PyVectorcall_NARGS(given)
         if n == 0 or not isinstance(<object> arguments[0], FastComm):
-            return NotImplemented
+            return _UNUSUAL
         comm = <object> arguments[0]
         path = (<FastComm> comm)._fast_path
         if path is None:
-            return NotImplemented
+            return _UNUSUAL
         if self.starts and self.n == 1 and n == 1 and names == NULL and type(path) is FastPath:
             request = (<FastPath> path).start_barrier(comm)
             if request is not None:
                 return request
         if not _place(self, arguments, n, names, every):
-            return NotImplemented
+            return _UNUSUAL
         algorithm = <object> every[ALGORITHM]
         sendbuf, recvbuf, op = <object> every[SEND], <object> every[RECV], <object> every[OP]
         root, counts = <object> every[ROOT], <object> every[COUNTS]
@@ -184,14 +185,14 @@ cdef class Collectives(Usual):
                 request = path.start(
                     comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm
                 )
-            return NotImplemented if request is None else request
+            return _UNUSUAL if request is None else request
         if type(path) is FastPath:
             served = (<FastPath> path).serve(
                 comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm
             )
         else:
             served = path.serve(comm, self.number, sendbuf, recvbuf, op, root, counts, algorithm)
-        return None if served else NotImplemented
+        return None if served else _UNUSUAL
 
 
 cdef bint _place(
@@ -266,13 +267,13 @@ cdef class Messages(Native):
         cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
         for i in range(self.n):
             if self.places[i] < n and not _is_on_host(arguments[self.places[i]]):
-                return NotImplemented
+                return _UNUSUAL
         for i in range(n, n + named):  # any of them may be a buffer
             value = <object> arguments[i]
             if not (
                 type(value) is int or type(value) is MPI.Status or _is_on_host(arguments[i])
             ):
-                return NotImplemented
+                return _UNUSUAL
         return self.pass_on(arguments, given, names)
 
 
@@ -314,5 +315,5 @@ cdef class OfObjects(Native):
 
     cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
         if self.unless.on:
-            return NotImplemented
+            return _UNUSUAL
         return self.pass_on(arguments, given, names)

@@ -220,8 +220,10 @@ static inline uint64_t shared_piece(uint64_t left) {
 static inline uint64_t shared_take(shared_copy_t *copy, uint64_t length, int all,
                                    uint64_t *offset) {
     uint64_t piece, taken = __atomic_load_n(&copy->taken, __ATOMIC_RELAXED);
-    do piece = all ? length - taken : shared_piece(length - taken);
-    while (!__atomic_compare_exchange_n(&copy->taken, &taken, taken + piece, 0, __ATOMIC_RELAXED,
+    do {
+        if (taken >= length) return 0;
+        piece = all ? length - taken : shared_piece(length - taken);
+    } while (!__atomic_compare_exchange_n(&copy->taken, &taken, taken + piece, 0, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
     *offset = taken;
     return piece;

@@ -175,6 +175,17 @@ def test_idup_is_set_up_by_the_first_collective_call(ours):
     made.Free()
 
 
+def test_a_handle_alone_is_set_up_by_the_first_collective_call():
+    given = WORLD.Dup()
+    made = Intracomm.fromhandle(given.handle)
+    if made.Get_rank() == 0:  # the others need not take part
+        with pytest.raises(ValueError, match="no collective has been called"):
+            made.stats()
+    works(made)
+    assert made.stats().calls == {("allreduce", "ring"): 1}
+    made.Free()
+
+
 def test_copies_share_the_handle(ours):
     works(copy.copy(ours))
     dup = ours.Dup()

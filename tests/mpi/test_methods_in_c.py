@@ -112,6 +112,14 @@ def test_wrong_arguments_are_a_type_error(ours, call):
         call(ours, np.zeros(2))
 
 
+def test_any_object_may_be_what_a_call_returns(ours):
+    given = [NotImplemented, *range(1, P)]
+    got = ours.scatter(given if ours.Get_rank() == 0 else None)
+    assert got is given[ours.Get_rank()] or got == given[ours.Get_rank()]
+    assert ours.bcast(NotImplemented) is NotImplemented
+    assert ours.bcast(7) == 7
+
+
 def test_a_derived_class_may_call_it(ours):
     class Mine(Intracomm):
         def Allreduce(self, *given, **named):
