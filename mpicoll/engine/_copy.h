@@ -64,34 +64,30 @@ static inline int copy_is_slow(uint64_t to, uint64_t from, uint64_t length) {
 
 #define COPY_PAST_CACHES (2 << 20)
 
+#define COPY_LINE 64
+
+/* Copy a cache line; past the caches only to where one begins. */
+static inline void copy_line(char *to, const char *from, int past_caches) {
+    __m128i line[4];
+    int i;
+    for (i = 0; i < 4; i++) line[i] = _mm_loadu_si128((const __m128i *)from + i);
+    for (i = 0; i < 4; i++)
+        if (past_caches)
+            _mm_stream_si128((__m128i *)to + i, line[i]);
+        else
+            _mm_storeu_si128((__m128i *)to + i, line[i]);
+}
+
 static inline void copy_by_vectors(char *to, const char *from, size_t length) {
     size_t i;
-    for (i = 0; i + 64 <= length; i += 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(from + i));
-        __m128i b = _mm_loadu_si128((const __m128i *)(from + i + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(from + i + 48));
-        _mm_storeu_si128((__m128i *)(to + i), a);
-        _mm_storeu_si128((__m128i *)(to + i + 16), b);
-        _mm_storeu_si128((__m128i *)(to + i + 32), c);
-        _mm_storeu_si128((__m128i *)(to + i + 48), d);
-    }
+    for (i = 0; i + COPY_LINE <= length; i += COPY_LINE) copy_line(to + i, from + i, 0);
     memcpy(to + i, from + i, length - i);
 }
 
 static inline void copy_past_caches(char *to, const char *from, size_t length) {
-    size_t head = -(uintptr_t)to % 64, i;
+    size_t head = -(uintptr_t)to % COPY_LINE, i;
     memcpy(to, from, head);
-    for (i = head; i + 64 <= length; i += 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(from + i));
-        __m128i b = _mm_loadu_si128((const __m128i *)(from + i + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(from + i + 48));
-        _mm_stream_si128((__m128i *)(to + i), a);
-        _mm_stream_si128((__m128i *)(to + i + 16), b);
-        _mm_stream_si128((__m128i *)(to + i + 32), c);
-        _mm_stream_si128((__m128i *)(to + i + 48), d);
-    }
+    for (i = head; i + COPY_LINE <= length; i += COPY_LINE) copy_line(to + i, from + i, 1);
     memcpy(to + i, from + i, length - i);
     _mm_sfence();
 }
