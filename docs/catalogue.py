@@ -158,7 +158,7 @@ def _counts(entry: Algorithm, size: int) -> list[str]:
     # The depth is the one count that is not to be had by counting.
     depth = None if entry.declares("depth") else verify(entry, size).depth
     counts = [
-        str(depth if name == "depth" and depth is not None else entry.count(name, size))
+        str(depth if name == "depth" and depth is not None else entry.count_of(name, size))
         for name in _COUNTS.values()
     ]
     known = entry.textbook is not None and size & (size - 1) == 0

@@ -232,12 +232,12 @@ def _compare(
     for name, found in counts._asdict().items():
         if not algorithm.declares(name):
             continue
-        registered = algorithm.count(name, size, root, parameters)
+        registered = algorithm.count_of(name, size, root, parameters)
         if registered != found:
             wrong.append(f"{name}: {registered} registered, {found} counted")
     if not algorithm.declares("depth"):
         return wrong
-    registered = algorithm.count("depth", size, root, parameters)
+    registered = algorithm.count_of("depth", size, root, parameters)
     bound = algorithm.depth_bound or len(algorithm.channels(0, size, 0, parameters)) > 1
     if depth > registered or (depth != registered and not bound):
         wrong.append(f"depth: {registered} registered, {depth} found")

@@ -11,10 +11,12 @@ from __future__ import annotations
 import ctypes
 from itertools import accumulate
 from operator import mul
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: DLPack's numbers of devices: the host; CUDA's, and what CUDA devices share with the host.
 CPU, CUDA, CUDA_MANAGED = 1, 2, 13

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
+from mpicoll.base.wording import plural
 from mpicoll.buffers.device_packing import PackedOnDevice
 from mpicoll.buffers.packing import Packed
 from mpicoll.buffers.staged import OnDevice
 from mpicoll.cuda.arrays import DeviceArray
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """One argument of a collective.
 
     Attributes:
         memory: the bytes used, all blocks; a view of the caller's memory, or what is packed.
-        count: elements of one block.
+        length: elements of one block.
         blocks: number of blocks.
         dtype: NumPy dtype of an element, None if it has none (then only moved, not reduced).
         itemsize: bytes of an element.
@@ -39,8 +40,8 @@ class Buffer:
             words; else "".
     """
 
-    memory: Bytes = field(repr=False)  # which nobody may look at where it is a device's
-    count: int
+    memory: Bytes
+    length: int
     blocks: int
     dtype: np.dtype[Any] | None
     itemsize: int
@@ -53,6 +54,10 @@ class Buffer:
     device: DeviceArray | None = None
     beyond: str = ""
 
+    def __repr__(self) -> str:
+        """Without the memory, which the host must not look at where it is a device's."""
+        return f"Buffer({plural(self.blocks, 'block')} of {self.length} {self.name})"
+
     @property
     def name(self) -> str:
         """The element's type in words."""
@@ -63,7 +68,7 @@ class Buffer:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        return self.count * self.itemsize
+        return self.length * self.itemsize
 
     def message(self, reduced: bool) -> list[Any]:
         """The argument as mpi4py wants it: memory, count of one block, datatype."""
@@ -72,8 +77,8 @@ class Buffer:
         if self.datatype is None:
             return [self.memory, self.block_bytes, MPI.BYTE]
         if reduced and self.datatype == MPI.BYTE:
-            return [self.memory, self.count, MPI.UINT8_T]  # bytes are no numbers to MPI
-        return [self.memory, self.count, self.datatype]
+            return [self.memory, self.length, MPI.UINT8_T]  # bytes are no numbers to MPI
+        return [self.memory, self.length, self.datatype]
 
     def on_host(self, loads: bool = True) -> Buffer:
         """The same buffer where what is in device memory goes by value.
@@ -83,7 +88,7 @@ class Buffer:
         if self.device is None:
             return self
         packed = OnDevice(self.device, self._offset, self.memory.size, loads, self.packed)
-        return replace(self, memory=packed.memory, packed=packed, device=None)
+        return self._replace(memory=packed.memory, packed=packed, device=None)
 
     @property
     def _offset(self) -> int:
@@ -97,10 +102,10 @@ class Buffer:
         if self.device is None:
             raise TypeError("stream= is for arrays in device memory; leave it out")
         if not isinstance(self.packed, PackedOnDevice):
-            return replace(self, device=replace(self.device, stream=stream))
+            return self._replace(device=self.device._replace(stream=stream))
         packed = self.packed.on_stream(stream)
         memory = packed.memory[self._offset :][: self.memory.size]
-        return replace(self, memory=memory, packed=packed, device=packed.target)
+        return self._replace(memory=memory, packed=packed, device=packed.target)
 
 
 class Kind(NamedTuple):

@@ -6,7 +6,6 @@ See :mod:`mpicoll.buffers.packing` for when and why.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,8 +59,7 @@ class PackedOnDevice(Packed):
             ) from None
         self._array, self._pieces, self._what = array, pieces, what
         nbytes = self._copies.nbytes
-        self.target = replace(
-            array,
+        self.target = array._replace(
             ptr=self._copies.address,
             nbytes=nbytes,
             shape=(nbytes,),
@@ -79,7 +77,7 @@ class PackedOnDevice(Packed):
 
     def on_stream(self, stream: int) -> PackedOnDevice:
         """The same elements packed in the order of another stream, in memory of its own."""
-        return PackedOnDevice(replace(self._array, stream=stream), self._pieces, self._what)
+        return PackedOnDevice(self._array._replace(stream=stream), self._pieces, self._what)
 
 
 def strided(array: DeviceArray, order: str, what: str, blocks: int = 1) -> PackedOnDevice:
@@ -110,6 +108,6 @@ def _pieces(address: int, part: Part, starts: typemaps.Offsets, nbytes: int) -> 
     first, steps = int(starts.min()), np.diff(starts)
     if (steps == steps[:1]).all():  # as of a vector, or of one piece
         step = int(steps[0]) if steps.size else 0
-        shape, strides = (part.count, starts.size), (extent, step)
+        shape, strides = (part.length, starts.size), (extent, step)
         return copying.Pieces(address + int(starts[0]), shape, strides, nbytes)
-    return copying.Pieces(address + first, (part.count,), (extent,), nbytes, starts - first)
+    return copying.Pieces(address + first, (part.length,), (extent,), nbytes, starts - first)

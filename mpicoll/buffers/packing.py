@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base import caller
 from mpicoll.base.wording import plural
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 #: Most bytes packed at once: libraries may count them in a C int.
 LIMIT = 1 << 30
@@ -67,18 +68,17 @@ class Packed:
         self._scatter(self.memory)
 
 
-@dataclass(frozen=True)
-class Part:
-    """``count`` elements of a datatype, the first one ``offset`` bytes behind the beginning."""
+class Part(NamedTuple):
+    """``length`` elements of a datatype, the first one ``offset`` bytes behind the beginning."""
 
     offset: int
-    count: int
+    length: int
     datatype: MPI.Datatype
 
     @property
     def nbytes(self) -> int:
         """Bytes without holes."""
-        return self.count * self.datatype.size
+        return self.length * self.datatype.size
 
 
 def strided(array: npt.NDArray[Any], order: str, blocks: int = 1) -> Packed:
@@ -141,8 +141,8 @@ def beyond(parts: Iterable[Part], nbytes: int) -> str:
         first, end = _bounds(part)
         if first < 0 or end > nbytes:
             return (
-                f"{plural(part.count, 'element')} of {part.datatype.Get_name() or 'a datatype'} at "
-                f"byte {part.offset} would reach from byte {first} to {end} of a buffer of "
+                f"{plural(part.length, 'element')} of {part.datatype.Get_name() or 'a datatype'} "
+                f"at byte {part.offset} would reach from byte {first} to {end} of a buffer of "
                 f"{plural(nbytes, 'byte')}"
             )
     return ""
@@ -184,11 +184,11 @@ def _groups(parts: Iterable[Part]) -> Iterator[list[Part]]:
     for part in parts:
         _, extent = part.datatype.Get_extent()
         done = 0
-        while done < part.count:
+        while done < part.length:
             if group and space < part.datatype.size:
                 yield group
                 group, space = [], LIMIT
-            count = min(part.count - done, max(space // part.datatype.size, 1))
+            count = min(part.length - done, max(space // part.datatype.size, 1))
             group.append(Part(part.offset + done * extent, count, part.datatype))
             space -= group[-1].nbytes
             done += count
@@ -199,7 +199,7 @@ def _groups(parts: Iterable[Part]) -> Iterator[list[Part]]:
 def _whole(parts: Sequence[Part], nbytes: int) -> MPI.Datatype:
     """One datatype of all parts; as long as the memory, which Pack so takes for one element."""
     every = MPI.Datatype.Create_struct(
-        [part.count for part in parts],
+        [part.length for part in parts],
         [part.offset for part in parts],
         [part.datatype for part in parts],
     )
@@ -221,7 +221,7 @@ def absolute(parts: Iterable[Part], what: str) -> Packed:
     if used and first <= 0:
         raise ValueError(f"{what}: MPI.BOTTOM with a datatype that names address {first}")
     memory = at(first, end - first)
-    return typed(memory, [replace(part, offset=part.offset - first) for part in used])
+    return typed(memory, [part._replace(offset=part.offset - first) for part in used])
 
 
 def at(address: int, nbytes: int) -> Bytes:
@@ -233,7 +233,7 @@ def _bounds(part: Part) -> tuple[int, int]:
     """First byte of a part's elements, and the one behind the last."""
     _, extent = part.datatype.Get_extent()
     low, length = part.datatype.Get_true_extent()
-    last = (part.count - 1) * extent
+    last = (part.length - 1) * extent
     return part.offset + low + min(last, 0), part.offset + low + length + max(last, 0)
 
 

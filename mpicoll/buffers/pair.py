@@ -9,11 +9,9 @@ wherever those buffers are of one order.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base.wording import plural
@@ -24,7 +22,10 @@ from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.schedule.collectives import Collective, Place
 from mpicoll.schedule.layout import Layout
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class Operands(NamedTuple):
@@ -112,8 +113,9 @@ def _check_pair(send: Buffer, recv: Buffer, definition: Collective) -> None:
     if send.block_bytes != recv.block_bytes:
         unit = " a block" if definition.block_per_rank else ""
         raise ValueError(
-            f"send buffer of {plural(send.count, 'element')}{unit} but receive buffer of "
-            f"{recv.count}: the counts must be equal; change one, or pass [buffer, count, datatype]"
+            f"send buffer of {plural(send.length, 'element')}{unit} but receive buffer "
+            f"of {recv.length}: the counts must be equal; change one, or pass [buffer, count, "
+            "datatype]"
         )
     check_apart(send, recv, definition)
 
@@ -194,10 +196,10 @@ def _ordered(buffer: Buffer, order: str, blocks: int) -> Buffer:
     assert array is not None
     if isinstance(array, DeviceArray):
         there = device_packing.strided(array, order, "buffer", blocks)
-        buffer = replace(buffer, device=there.target)
-        return replace(buffer, memory=there.memory, packed=there, order=order)
+        buffer = buffer._replace(device=there.target)
+        return buffer._replace(memory=there.memory, packed=there, order=order)
     packed = packing.strided(array, order, blocks)
-    return replace(buffer, memory=packed.memory, packed=packed, order=order)
+    return buffer._replace(memory=packed.memory, packed=packed, order=order)
 
 
 def order_error(send: Buffer, recv: Buffer) -> ValueError:

@@ -25,11 +25,9 @@ unsupported.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base import dlpack
@@ -41,6 +39,9 @@ from mpicoll.buffers.integers import natural
 from mpicoll.buffers.packing import Packed, Part
 from mpicoll.cuda.arrays import DeviceArray, is_immutable, recognise
 from mpicoll.errors import Unsupported
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "by_value",
@@ -202,7 +203,7 @@ def by_value(
             return _of_bytes(there, writable, blocks, device=there.target)
         if beyond:
             base = seen.memory.ctypes.data
-            moved = [replace(part, offset=base + part.offset) for part in elements]
+            moved = [part._replace(offset=base + part.offset) for part in elements]
             packed = packing.absolute(moved, what)
         else:
             packed = packing.typed(seen.memory, elements)

@@ -142,7 +142,7 @@ def typed(message: Any, blocks: int, what: str) -> tuple[list[int], list[int], l
 def count(message: Any, *, what: str) -> int:
     """Elements of a buffer; 0 if it is refused, -1 if it is unsupported."""
     try:
-        return parse(message, what=what).count
+        return parse(message, what=what).length
     except Unsupported:
         return -1
     except (TypeError, ValueError, BufferError):
@@ -289,9 +289,9 @@ def _reduce_scatter(
         _check_apart(definition, (send, cut, False), (recv, cut, False))
         _check_order(send, recv)
     for side, buffer, count in needed:
-        if buffer.count != count:
+        if buffer.length != count:
             raise ValueError(
-                f"{side} buffer of {plural(buffer.count, 'element')}, but recvcounts="
+                f"{side} buffer of {plural(buffer.length, 'element')}, but recvcounts="
                 f"{list(cut.counts)} ask for {count}; change one, or pass [buffer, count, datatype]"
             )
     return Operands(send, recv, in_place, (cut, cut))

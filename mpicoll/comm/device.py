@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -282,7 +281,7 @@ def _used(buffer: Buffer | None) -> DeviceArray | None:
     if buffer is None or buffer.device is None:
         return None
     address = buffer.memory.ctypes.data if buffer.memory.size else buffer.device.ptr
-    return replace(buffer.device, ptr=address, nbytes=buffer.memory.size, dtype=buffer.dtype)
+    return buffer.device._replace(ptr=address, nbytes=buffer.memory.size, dtype=buffer.dtype)
 
 
 def _are_at_home(group: Group, arrays: Sequence[DeviceArray | None]) -> bool:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mpicoll.base import dlpack
 from mpicoll.cuda.driver import driver, problem
 from mpicoll.errors import CudaError
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _LEGACY_STREAM = 1
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceArray:
+class DeviceArray(NamedTuple):
     """An array in device memory.
 
     Attributes:
@@ -109,7 +109,7 @@ def recognise(owner: Any, what: str = "buffer") -> DeviceArray | None:
     if not is_immutable(owner):
         return found
     owner.block_until_ready()
-    return replace(found, writable=False, ordered=False)
+    return found._replace(writable=False, ordered=False)
 
 
 def _found(owner: Any, what: str) -> DeviceArray:

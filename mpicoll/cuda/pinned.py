@@ -9,13 +9,16 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from mpicoll.cuda.driver import Functions, driver, when_dropped
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 #: Bytes of unused pinned memory that a process keeps.
 KEPT = 256 << 20

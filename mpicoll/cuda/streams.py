@@ -9,7 +9,6 @@ streams of its arrays are joined into it before (:func:`stream_after`), and cont
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mpicoll.cuda.arrays import DeviceArray
 from mpicoll.cuda.driver import driver
@@ -76,7 +75,7 @@ class PeerCopies:
         order((array.device, array.stream), (self._device, stream))
         with functions.on(self._device):
             address = functions.allocate(array.nbytes, stream)
-            self.arrays.append(replace(array, ptr=address, device=self._device, stream=stream))
+            self.arrays.append(array._replace(ptr=address, device=self._device, stream=stream))
             functions.copy(address, array.ptr, array.nbytes, stream)
 
     def copy_out(self, index: int) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base import caller
 from mpicoll.base.consensus import combined
 from mpicoll.engine import transport
 from mpicoll.errors import TransportWarning
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: Windows that a communicator may have at a time.
 MOST = 64

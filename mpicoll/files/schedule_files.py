@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -286,8 +286,7 @@ def _algorithm(name: str, file: Mapping[str, Any], programs: Programs, content: 
     counted = count(
         [[c._replace(rounds=tuple(c.rounds)) for c in program] for program in once], nblocks, 0
     )
-    return replace(
-        _template(file["collective"]),
+    return _template(file["collective"])._replace(
         name=name,
         origin="file",
         schedule=schedule,

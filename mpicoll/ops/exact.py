@@ -9,7 +9,6 @@ result itself can express.  To stay exact, all contributions to an element must 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +27,6 @@ _KERNEL = "exactsum"
 _FORMATS = {"f32": (24, -149, 128), "f64": (53, -1074, 1024)}
 
 
-@dataclass(frozen=True)
 class ExactSum(Reduction):
     """The exact sum as a reduction; complex numbers are folded as pairs of reals."""
 

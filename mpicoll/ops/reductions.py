@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from mpicoll.base.wording import plural
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "OPERATORS",
@@ -44,7 +45,7 @@ try:
 except ImportError:  # a source tree where nothing has been built
     _kernels = None  # type: ignore[assignment]
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 UserFunction = Callable[[Array, Array], object]
 
 OPERATORS = (
@@ -112,8 +113,7 @@ def _pair_name(dtype: np.dtype[Any]) -> str:
     return name if name in _PAIRS else ""
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """An operator on arrays of one dtype.
 
     Attributes:

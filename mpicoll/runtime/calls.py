@@ -136,7 +136,7 @@ class Call(NamedTuple):
         return {
             "operator": operator,
             "datatype": str(self.reduction.dtype),
-            **(common or {"count": self.buffer.count}),
+            **(common or {"count": self.buffer.length}),
         }
 
     def messages(self) -> tuple[Any, Any]:
@@ -286,7 +286,7 @@ class Call(NamedTuple):
         """What to plan.  Reductions are cut in elements, data movement in bytes."""
         length, itemsize, wide = 0, 1, 1
         if self.buffer is not None and self.reduction is not None:
-            length, itemsize = self.buffer.count, self.buffer.itemsize
+            length, itemsize = self.buffer.length, self.buffer.itemsize
             wide = self.reduction.wide.itemsize
         elif self.buffer is not None:
             length = self.buffer.block_bytes

@@ -313,10 +313,10 @@ def _given(call: Call, method: Method, buffer: Buffer, side: int) -> tuple[Any, 
         parts = buffer.packed.parts
         if method.varies or parts is None or len(parts) > 1 or parts[0].offset:
             return None
-        return parts[0].count // buffer.blocks, None
+        return parts[0].length // buffer.blocks, None
     alone = (definition.input_alone, definition.output_alone)[side]
     if call.layouts is None or (alone and not definition.reduces):
-        return buffer.count, buffer.datatype
+        return buffer.length, buffer.datatype
     unit = 1 if definition.reduces else buffer.itemsize
     numbers = ([n // unit for n in each] for each in reversed(call.layouts[side]))
     return *numbers, buffer.datatype
@@ -359,7 +359,7 @@ def _packing(buffer: Buffer | None) -> transport.Packing | None:
         datatype = packed.parts[0].datatype
         if not transport.is_described(datatype):
             transport.describe(datatype, typemaps.regular(datatype))
-        parts = [(part.offset, part.count) for part in packed.parts]
+        parts = [(part.offset, part.length) for part in packed.parts]
         return transport.TypedPacking(parts, packed.memory.size)
     raise ValueError("several datatypes, or a part of an array")
 

@@ -11,10 +11,9 @@ they have ended.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mpicoll import ops
 from mpicoll.base.consensus import Problem, attempt
@@ -26,6 +25,9 @@ from mpicoll.runtime.calls import Call
 from mpicoll.runtime.staging import CHUNK, SLOTS, Chunk, SlotStream, cut
 from mpicoll.runtime.state import State
 from mpicoll.runtime.unavailable import Unavailable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: Collectives that it makes.
 SERVED = ("allreduce", "reduce", "reduce_scatter")

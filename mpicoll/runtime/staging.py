@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base.consensus import Problem, attempt
@@ -31,7 +29,10 @@ from mpicoll.runtime.state import State
 from mpicoll.runtime.unavailable import Unavailable
 from mpicoll.tuning import NATIVE
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 #: Bytes of a chunk of the whole vector, and how many of them are under way.
 CHUNK, SLOTS = 4 << 20, 3
@@ -304,11 +305,11 @@ class Pipeline:
         if buffer is None:
             return None
         memory = self._area.slot(number, received)[: buffer.blocks * chunk.nbytes]
-        found = replace(buffer, memory=memory, order="", packed=None, device=None)
+        found = buffer._replace(memory=memory, order="", packed=None, device=None)
         if self._call.reduction is not None:
-            return replace(found, count=chunk.nbytes // buffer.itemsize)
+            return found._replace(length=chunk.nbytes // buffer.itemsize)
         byte = np.dtype(np.uint8)
-        return replace(found, count=chunk.nbytes, dtype=byte, itemsize=1, datatype=MPI.BYTE)
+        return found._replace(length=chunk.nbytes, dtype=byte, itemsize=1, datatype=MPI.BYTE)
 
     def copy_to_device(self, number: int, chunk: Chunk) -> None:
         """Put the copy of a chunk to the device on its stream."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpicoll.base.wording import plural
 from mpicoll.schedule import collectives
@@ -21,8 +20,7 @@ Count = Callable[..., int]
 Formula = Callable[..., float]
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(NamedTuple):
     """One algorithm of one collective.
 
     The counts are exact integer functions of the number of ranks and the parameters, and tested
@@ -133,7 +131,7 @@ class Algorithm:
         """Whether a count is declared: ``rounds``, ``depth``, ``messages``, ..."""
         return getattr(self, count) is not None
 
-    def count(
+    def count_of(
         self, name: str, size: int, root: int = 0, parameters: Mapping[str, Parameter] | None = None
     ) -> int:
         """One of the counts, such as ``rounds``; few depend on the root.

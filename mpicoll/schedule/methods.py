@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from typing import NamedTuple
 
 from mpicoll.schedule.collectives import COLLECTIVES, Collective
 
@@ -26,8 +25,7 @@ EVEN, ALL, OWN = Blocks
 SEND, RECV, OP, ROOT, COUNTS = range(5)
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A method of a communicator.
 
     Attributes:
@@ -45,7 +43,7 @@ class Method:
     arguments: tuple[int, ...]
     number: int
 
-    @cached_property
+    @property
     def definition(self) -> Collective:
         """The collective, under the method's name."""
         return COLLECTIVES[self.collective]._replace(method=self.name)

@@ -114,7 +114,7 @@ def critical_path(
     machine = reference(nodes) if costs is None else _under(costs, nodes)
     if size == 1:
         return Path(0, {}, 0, 1)
-    many = algorithm.count("messages", size, root, given) > MOST_MESSAGES
+    many = algorithm.count_of("messages", size, root, given) > MOST_MESSAGES
     nbytes = evened(algorithm, size, nbytes)
     equal = nbytes % max(1, algorithm.blocks(size)) == 0
     if algorithm.symmetric and len(set(nodes)) in (0, 1, size) and (many or equal):

@@ -157,7 +157,7 @@ def simulate(
     complete = algorithm.fitting(size, parameters, root)
     task = _Task(algorithm, size, nbytes, machine, root, complete)
     whole = task.programs(algorithm.schedule)
-    messages = algorithm.count("messages", size, root, parameters)
+    messages = algorithm.count_of("messages", size, root, parameters)
     with _without_collector():
         if method == "events":
             every = [whole(rank) for rank in range(size)]

@@ -74,7 +74,7 @@ def test_depth_is_exact_on_equal_nodes(algorithm):
             [rank % count for rank in range(count * length)],
         ):
             case = verify(algorithm, len(nodes), 0, {"nodes": nodes})
-            assert case.depth == algorithm.count("depth", len(nodes), 0, {"nodes": nodes})
+            assert case.depth == algorithm.count_of("depth", len(nodes), 0, {"nodes": nodes})
 
 
 @every_one

@@ -29,10 +29,10 @@ def test_a_name_and_a_schedule_are_enough():
         case = verify(entry, size)
         assert case.ok and not entry.declares("rounds")
         for name, counted in case.counts._asdict().items():
-            assert entry.count(name, size) == counted
+            assert entry.count_of(name, size) == counted
         known = algorithms.find("allreduce", "recursive_doubling")
-        assert entry.count("messages", size) == known.count("messages", size)
-        assert case.depth == known.count("depth", size)
+        assert entry.count_of("messages", size) == known.count_of("messages", size)
+        assert case.depth == known.count_of("depth", size)
     assert entry.textbook_time(8, 1.0, 1.0, 1.0, 1.0) is None
 
 

@@ -17,7 +17,7 @@ def test_the_producer_alone_frees_its_descriptor(version):
     held = np.arange(6, dtype="f4").reshape(2, 3)
     producer = Producer(held, version=version)
     found = parse(producer, writable=True)
-    assert (found.count, found.dtype, producer.freed) == (6, np.float32, 0)
+    assert (found.length, found.dtype, producer.freed) == (6, np.float32, 0)
     assert found.memory.ctypes.data == held.ctypes.data
     found.memory.view("f4")[:] = 7  # it is there as long as what is parsed
     del found
@@ -52,7 +52,7 @@ def test_where_and_what_the_elements_are():
 def test_strided_exports_go_by_value():
     held = np.arange(12, dtype="i4").reshape(3, 4)
     found = parse(Producer(held[:, ::2]), writable=True)
-    assert found.count == 6
+    assert found.length == 6
     found.packed.load()
     np.testing.assert_array_equal(found.memory.view("i4"), held[:, ::2].ravel())
     found.memory.view("i4")[:] = -1
@@ -65,12 +65,12 @@ def test_what_has_no_numpy_type_is_moved():
     assert (found.dtype, found.itemsize, found.array().dtype) == (None, 2, "V2")
     ml_dtypes = pytest.importorskip("ml_dtypes")
     narrow = parse(Producer(np.ones(3, ml_dtypes.bfloat16)))
-    assert (narrow.dtype.name, narrow.count) == ("bfloat16", 3)
+    assert (narrow.dtype.name, narrow.length) == ("bfloat16", 3)
 
 
 def test_a_read_only_export():
     for producer in (Producer(np.zeros(3), flags=1), Producer(np.zeros(0), flags=1)):
-        assert parse(producer).count == producer.array.size
+        assert parse(producer).length == producer.array.size
         with pytest.raises(BufferError, match="receive buffer: read-only; pass a writable array"):
             parse(producer, what="receive buffer", writable=True)
 

@@ -68,7 +68,7 @@ def test_strided_arrays(fake, cupy, dtype, shape, part):
 
 def test_nothing_is_packed_where_there_is_nothing(fake, cupy):
     found = buffers.parse(cupy.view(fake.array(np.zeros((5, 5))), np.s_[:0, ::2]))
-    assert (found.count, found.packed) == (0, None)
+    assert (found.length, found.packed) == (0, None)
 
 
 def test_a_strided_array_in_fortran_order_is_packed_in_it(fake, cupy):
@@ -153,7 +153,7 @@ def test_derived_datatypes(fake, make, base, count, displacement):
     host = buffers.parse([values, *message], moved=True)
     host.packed.load()
     found = buffers.parse([array, *message], moved=True, writable=True)
-    assert (found.count, found.datatype) == (host.count, MPI.BYTE)
+    assert (found.length, found.datatype) == (host.length, MPI.BYTE)
     there = found.on_host()
     there.packed.load()
     assert there.memory.tobytes() == host.memory.tobytes()

@@ -63,7 +63,7 @@ def test_forms_of_a_message(message, offset, count):
             parse(message)
         return
     found = parse(message)
-    assert found.count == count
+    assert found.length == count
     assert found.memory.dtype == np.uint8
     assert found.memory.shape == (8 * count,)
     if count:
@@ -105,7 +105,7 @@ def test_owners_of_memory(owner, datatype):
     holder = owner[0] if isinstance(owner, list) else owner
     nbytes = 0 if holder is None else memoryview_bytes(holder)
     assert found.memory.size == nbytes
-    assert found.count * found.itemsize == nbytes
+    assert found.length * found.itemsize == nbytes
 
 
 def memoryview_bytes(owner):
@@ -131,7 +131,7 @@ def test_dlpack_is_taken_without_a_copy():
 
     held = np.zeros((2, 3), "f4")
     found = parse(Tensor(held), writable=True)
-    assert (found.count, found.dtype) == (6, np.float32)
+    assert (found.length, found.dtype) == (6, np.float32)
     assert address(found.memory) == held.ctypes.data
     found.memory[:] = 255
     assert np.isnan(held).all()
@@ -158,18 +158,18 @@ def test_device_memory_is_refused_without_a_driver_and_of_other_devices():
 
 
 def test_blocks_cut_an_inferred_count_and_multiply_an_explicit_one():
-    assert parse(A, blocks=4).count == 3
+    assert parse(A, blocks=4).length == 3
     assert parse(A, blocks=4).memory.size == 96
-    assert parse([A, 2], blocks=4).count == 2
+    assert parse([A, 2], blocks=4).length == 2
     assert parse([A, 2], blocks=4).memory.size == 64
     assert parse([A, (2, 1)], blocks=5).memory.size == 80
-    assert parse(np.empty(0), blocks=4).count == 0
+    assert parse(np.empty(0), blocks=4).length == 0
 
 
 def test_bfloat16_is_taken_even_without_an_mpi_type():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     found = parse(np.zeros(5, ml_dtypes.bfloat16))
-    assert (found.count, found.itemsize, found.dtype) == (5, 2, np.dtype(ml_dtypes.bfloat16))
+    assert (found.length, found.itemsize, found.dtype) == (5, 2, np.dtype(ml_dtypes.bfloat16))
     if found.datatype is None:
         assert found.message(reduced=False)[1:] == [10, MPI.BYTE]
 
@@ -177,7 +177,7 @@ def test_bfloat16_is_taken_even_without_an_mpi_type():
 @pytest.mark.parametrize("pair", [MPI.DOUBLE_INT, MPI.FLOAT_INT, MPI.TWOINT, MPI.SHORT_INT])
 def test_pairs_have_a_dtype_of_the_same_extent(pair):
     found = parse([bytearray(3 * pair.extent), pair])
-    assert found.count == 3
+    assert found.length == 3
     assert found.dtype.itemsize == pair.extent
     assert found.dtype.names is not None
 
@@ -235,7 +235,7 @@ def frozen(values):
 
 @pytest.mark.parametrize("owner", [b"abc", frozen(np.zeros(3)), memoryview(b"abc")])
 def test_read_only_is_refused_for_receiving_alone(owner):
-    assert parse(owner).count == 3
+    assert parse(owner).length == 3
     with pytest.raises(BufferError, match=r"receive buffer: read-only.*writable"):
         writable(owner)
     with pytest.raises(BufferError, match="read-only"):
@@ -349,7 +349,7 @@ def test_in_place_names_one_memory(name, rank):
 
 def test_scatter_is_in_place_by_its_receive_buffer():
     assert operands("scatter", np.zeros(8), MPI.IN_PLACE, 0).in_place
-    assert operands("scatter", b"12345678", MPI.IN_PLACE, 0).send.count == 2
+    assert operands("scatter", b"12345678", MPI.IN_PLACE, 0).send.length == 2
 
 
 @pytest.mark.parametrize(

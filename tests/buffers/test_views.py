@@ -54,7 +54,7 @@ def test_strided_elements_in_the_order_of_memory(name):
     assert found.packed is not None
     want = np.asarray(array).ravel(order=order).tolist()
     assert elements(found) == want
-    assert (found.count, found.datatype) == (len(want), MPI.DOUBLE)
+    assert (found.length, found.datatype) == (len(want), MPI.DOUBLE)
     assert elements(parse([array, (2, 1), MPI.DOUBLE])) == want[1:3]
     assert parse([array, 8 * len(want), MPI.BYTE]).memory.size == 8 * len(want)
     with pytest.raises(ValueError, match="too small"):

@@ -149,8 +149,7 @@ def test_verify_all_is_the_default(command):
 
 def test_verify_tells_what_is_wrong(command, monkeypatch):
     right = algorithms.find("allgather", "ring")
-    fields = {name: getattr(right, name) for name in right.__dataclass_fields__}
-    wrong = registry.Algorithm(**{**fields, "messages": lambda P: 7})
+    wrong = right._replace(messages=lambda P: 7)
     monkeypatch.setitem(registry._CATALOGUE, ("allgather", "ring"), wrong)
     done = command("verify", "allgather", "-P", "1-3")
     assert done.status == 1

@@ -210,7 +210,7 @@ def test_dlpack(fake, version):
     assert recognise(exporter(array, byte_offset=8)).ptr == array.ptr + 8
     assert recognise(exporter(array, code=1)).dtype == np.uint32
     unknown = buffers.parse(exporter(array, code=17))
-    assert (unknown.datatype, unknown.dtype, unknown.count) == (None, None, 6)
+    assert (unknown.datatype, unknown.dtype, unknown.length) == (None, None, 6)
     assert not is_device(Producer(np.zeros(1)))
 
 
@@ -245,7 +245,7 @@ def test_arrays_of_jax_are_sent_once_they_are_there(fake, jax):
     array = fake.array(np.arange(4, dtype="f4"))
     owner = jax.Array(data=(array.ptr, False))
     found = buffers.parse(owner, what="send buffer")
-    assert (found.device.ptr, found.count, found.dtype) == (array.ptr, 4, "f4")
+    assert (found.device.ptr, found.length, found.dtype) == (array.ptr, 4, "f4")
     assert owner.waited == 1
     assert not found.device.ordered
     assert recognise(array).ordered
@@ -267,7 +267,7 @@ def test_what_jax_exports_from_the_host_is_not_written(jax):
         pass
 
     held = OnHost(np.zeros(3))
-    assert buffers.parse(held).count == 3
+    assert buffers.parse(held).length == 3
     with pytest.raises(BufferError, match="read-only"):
         buffers.parse(held, writable=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -181,8 +180,7 @@ def test_runs_of_a_plan_may_use_the_same_temporary_space(private):
 
 def all_reduce(schedule, monkeypatch, private, length, scratch=1, limits=()):
     """Sum 10**rank by a throw-away schedule, over MPI and in process, on three ranks."""
-    entry = replace(
-        algorithms.find("allreduce", "linear"),
+    entry = algorithms.find("allreduce", "linear")._replace(
         name="throw-away",
         schedule=schedule,
         scratch=lambda size: scratch,

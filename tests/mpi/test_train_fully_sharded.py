@@ -159,7 +159,7 @@ def test_bytes_are_those_of_the_formula(comm, events, gather, keep):
             name = "ring" if gather == "all" else "binomial"
             entry = algorithms.find(collective, name)
             blocks = entry.blocks(P) if gather == "all" else 1
-            sent["all"] += nbytes * entry.count("blocks_sent", P) // blocks
+            sent["all"] += nbytes * entry.count_of("blocks_sent", P) // blocks
     assert sent["all"] == (2 if keep else 3) * (P - 1) * n
     units = len(sharded.units)
     gathers = units * (1 if keep else 2)

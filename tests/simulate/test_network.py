@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,8 +24,7 @@ def network(size, route, links=(), overhead=0):
 
 def timed(schedule, machine, size, nbytes, nblocks=1):
     """The times of all ranks, by both clocks."""
-    algorithm = replace(
-        algorithms.find("allreduce", "ring"),
+    algorithm = algorithms.find("allreduce", "ring")._replace(
         schedule=schedule,
         blocks=lambda size: nblocks,
         parameters={},

@@ -194,8 +194,7 @@ def test_times_longer_than_numpys_integers_are_exact():
     ],
 )
 def test_broken_schedules_are_told(method, programs, message):
-    entry = replace(
-        algorithms.find("allgather", "ring"),
+    entry = algorithms.find("allgather", "ring")._replace(
         schedule=lambda rank, size: iter(programs[rank]),
         parameters={},
     )
@@ -224,7 +223,7 @@ def test_a_message_is_not_preferred_for_the_number_of_its_sender():
         else:
             yield Send((rank + 1 if rank % 3 == 2 else rank - 1) % size, 0)
 
-    entry = replace(algorithms.find("allgather", "ring"), schedule=schedule, parameters={})
+    entry = algorithms.find("allgather", "ring")._replace(schedule=schedule, parameters={})
     model = Machine(alpha=100, nodes=tuple(rank // 3 for rank in range(12)))
     found = simulate(entry, 12, 0, model, method="events")
     assert found.finish == (200, 200, 100) * 4
@@ -373,7 +372,7 @@ def test_many_ranks_find_the_textbooks_time(collective, algorithm, size):
     assert found.makespan == pytest.approx(
         entry.textbook_time(size, 64 * size, 1000, 7, 3), rel=1e-12
     )
-    assert found.messages == entry.count("messages", size)
+    assert found.messages == entry.count_of("messages", size)
     assert found.how != "every message"
 
 
@@ -397,4 +396,4 @@ def test_65536_ranks(algorithm, segments, per_node):
     assert time.process_time() - begun < 120
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
     assert found.exact
-    assert found.messages == algorithm.count("messages", size, 0, chosen)
+    assert found.messages == algorithm.count_of("messages", size, 0, chosen)

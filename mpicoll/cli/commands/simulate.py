@@ -329,7 +329,7 @@ def _case(
         "formula": entry.textbook_time(size, nbytes, *numbers, complete) if textbook else None,
         "bound": entry.definition.bound(size, nbytes, *numbers) if textbook else None,
         "own_costs": own,
-        "rounds": entry.count("rounds", size, root, complete),
+        "rounds": entry.count_of("rounds", size, root, complete),
         "messages": result.messages,
         "bytes_sent": result.bytes_sent,
         "bytes_sent_max": result.bytes_sent_max,
