@@ -66,7 +66,7 @@ ORDER = {
     ),
     "mpicoll.cuda": (
         "__init__ > streams group > folds arrays pinned pieces ipc > "
-        "kernels driver links registered _launch > launches > keys liveness transports _driver"
+        "kernels driver links registered windows _launch > launches > keys liveness transports _driver"
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "

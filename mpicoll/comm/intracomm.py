@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpi4py import MPI
 
 from mpicoll.base import launcher
-from mpicoll.base.consensus import combined
 from mpicoll.base.later import Later
 from mpicoll.base.wording import plural
 from mpicoll.comm.handle import Handle
@@ -37,10 +36,9 @@ from mpicoll.comm.persistent import Persistent
 from mpicoll.comm.survival import Survival
 from mpicoll.engine import progress
 from mpicoll.engine.transport import FastComm
-from mpicoll.runtime import schedules
 from mpicoll.runtime.first_calls import FirstCalls
 from mpicoll.runtime.state import find, inherit
-from mpicoll.tuning import Table, hints
+from mpicoll.tuning import Table
 
 if TYPE_CHECKING:
     from mpicoll.runtime import recovery
@@ -168,35 +166,6 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         made._first_calls = FirstCalls(self._ready().family)
         return made, request
 
-    def Set_info(self, info: MPI.Info) -> None:
-        """Set hints.  Collective.
-
-        ``mpicoll_allreduce = "ring order=0,2,1"``, and the same of every collective, chooses for
-        calls on this communicator that name no algorithm, until ``default`` is set in its place.
-        ``mpicoll_survive = "true"`` is the same as ``survive=True`` of the class.  Rank 0's hints
-        are taken, and those that are not named stay as they are.
-
-        Raises:
-            RuntimeError: ``mpicoll_survive`` is not available in this launch; says why.
-            ValueError: on all ranks, for a hint of mpicoll's that is not understood.
-            MPI.Exception: on all ranks, where one passes the null handle.
-        """
-        state = self._ready()
-        with progress.meanwhile():
-            missing = combined(state.comm, info == MPI.INFO_NULL, MPI.LOR)
-        super().Set_info(MPI.INFO_NULL if missing else info)
-        self._hinted(self, info)
-
-    def Get_info(self) -> MPI.Info:
-        """The hints that are in use, those of mpicoll's among them."""
-        info = super().Get_info()
-        for key, value in hints.written(self._hints()).items():
-            info.Set(key, value)
-        state = self._state or find(self)
-        if state is not None and state.alarm is not None:
-            info.Set(hints.SURVIVE, "true")
-        return info
-
     def Split(self, color: int = 0, key: int = 0) -> Intracomm:
         """Split the communicator by color and key."""
         return _child(self, _made(_BASE.Split, self, (color, key)))
@@ -286,22 +255,6 @@ class Intracomm(Messages, Handle, Inspection, Survival, Objects, Nonblocking, Pe
         """Disconnect from the communicator.  Raises as ``Free`` does."""
         _let_go(self, "Disconnect")
         _BASE.Disconnect(self)
-
-    def _hints(self) -> Table:
-        state = self._state or find(self)
-        return {} if state is None else state.hints
-
-    def _hinted(self, comm: _C, info: MPI.Info) -> _C:
-        """Let a communicator that this rank is in have hints."""
-        if comm:
-            state = comm._ready()
-            with progress.meanwhile():
-                asked, survives = hints.agreed(state.comm, info, state.hints)
-                schedules.share(state.comm, asked)
-                state.hint(asked)
-            if survives:
-                recovery.survive(state)
-        return comm
 
     def load(self, path: str) -> None:
         """Load a schedule file, again if it has been loaded before.  Collective.

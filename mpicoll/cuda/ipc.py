@@ -14,9 +14,7 @@ call and all later calls raise.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,6 +30,7 @@ from mpicoll.cuda.launches import Limits, launch_of
 from mpicoll.cuda.links import Facts
 from mpicoll.cuda.liveness import Watchdog
 from mpicoll.cuda.registered import MOST, TABLE, Registered, Registry
+from mpicoll.cuda.windows import Windows, all_have_come
 from mpicoll.errors import MemoryGone
 
 __all__ = ["TIMEOUT", "Bound", "Peers", "Registered"]
@@ -40,15 +39,6 @@ __all__ = ["TIMEOUT", "Bound", "Peers", "Registered"]
 TIMEOUT = 600.0
 #: Bytes of the alarm, see exchange.cuh.
 ALARM = 64
-#: Seconds to wait for the other ranks before memory is freed.
-PATIENCE = 5.0
-#: What a rank writes to its window for the others to read.
-PATTERN = b"mpicoll window "
-
-_IN_A_RING = (
-    "not all GPUs are linked by NVLink: all-reduce, reduce-scatter and all-gather go around a "
-    "ring, what else there is through the host"
-)
 
 _ABSENT, _IN_PLACE = -1, -2
 _OPERATORS = {getattr(MPI, name.upper()).handle: name for name in ops.OPERATORS}
@@ -74,20 +64,14 @@ class Peers:
     ) -> None:
         self._private, self.device = private, device
         self._rank, self._size = private.Get_rank(), private.Get_size()
-        self._facts = facts
         most = min(fact.multiprocessors for fact in facts)
         self._limits = limits._replace(blocks=min(limits.blocks, most))
         self._seconds = seconds or TIMEOUT
-        self._owned: list[int] = []
-        self._mapped: list[int] = []
+        self._pids = {rank: fact.pid for rank, fact in enumerate(facts)}
+        self._windows = Windows(self._rank, self._pids, self._limits)
         self._alarm = 0
-        #: Everything of the making goes by a stream that waits for nothing else: on the device
-        #: there may be calls of other communicators that wait for peers who come here first.
-        self._stream = 0
         self._functions: dict[str, Any] = {}
         self._launcher: Any = None
-        self._handle = b""
-        self._handles: list[bytes] = []
         self._registry: Any = None
         self._watchdog: Watchdog | None = None
         self.failed: BaseException | None = None
@@ -126,17 +110,14 @@ class Peers:
         if len({*private.allgather(limits.ring)}) > 1:
             return None, "the ranks see different links between their GPUs"
         peers = cls(private, device, seconds, facts, limits)
-        steps = (
-            peers._make_window, peers._map_windows, peers._write_pattern, peers._read_patterns,
-            peers._clear_pattern, peers._prepare,
-        )  # fmt: skip
-        for step in steps:
+        windows = peers._windows
+        for step in (*windows.steps, peers._prepare):
             failure = attempt(private, partial(peers._make, step))
             if failure is not None:
                 peers.close()
                 return None, str(failure)
-            peers._handles = private.allgather(peers._handle)
-        return peers, _IN_A_RING if limits.ring else ""
+            windows.handles = private.allgather(windows.handle)
+        return peers, links.IN_A_RING if limits.ring else ""
 
     def _make(self, step: Callable[[], None]) -> None:
         with self._on_device():
@@ -147,58 +128,22 @@ class Peers:
 
         return cupy.cuda.Device(self.device)
 
-    def _make_window(self) -> None:
-        self._stream = _driver.stream()
-        self._window = self._allocate(self._limits.window(self._size))
-        self._handle = _driver.export(self._window)
-
-    def _map_windows(self) -> None:
-        neighbours = self._neighbours()
-        self._windows = [
-            self._window if rank == self._rank else self._map(handle) if rank in neighbours else 0
-            for rank, handle in enumerate(self._handles)
-        ]
-
-    def _neighbours(self) -> set[int]:
-        """The ranks whose window this one uses."""
-        order = self._limits.ring
-        if not order:
-            return {*range(self._size)}
-        place = order.index(self._rank)
-        return {order[place - 1], order[(place + 1) % self._size]}
-
-    def _write_pattern(self) -> None:
-        _driver.write(self._window, self._pattern(self._rank), self._stream)
-
-    def _read_patterns(self) -> None:
-        for rank, window in enumerate(self._windows):
-            if not window:
-                continue
-            pattern = self._pattern(rank)
-            if _driver.read(window, len(pattern), self._stream) != pattern:
-                raise RuntimeError(f"memory of rank {rank} reads other than it was written")
-
-    def _clear_pattern(self) -> None:
-        _driver.write(self._window, bytes(len(self._pattern(self._rank))), self._stream)
-
-    def _pattern(self, rank: int) -> bytes:
-        return PATTERN + self._facts[rank].pid.to_bytes(8, "little")
-
     def _prepare(self) -> None:
         """Compile and load the kernels, and what they count in."""
         import cupy
 
+        windows = self._windows
         self._functions = kernels.compiled(self._size, self._limits)
         self._alarm = _driver.pinned(ALARM)
         ctypes.memset(self._alarm, 0, ALARM)
-        table = self._allocate(TABLE * self._size)
+        table = windows.allocate(TABLE * self._size)
         self._launcher = _launch.Launcher(
             self.device,
             self._rank,
-            self._windows,
+            windows.addresses,
             self._alarm,
             table,
-            self._channels(),
+            tuple((windows.allocate(8 * c[0]), *c) for c in self._limits.channels(self._size)),
             int(self._seconds * 1e9),
             cupy.ndarray,
             MPI.IN_PLACE,
@@ -207,39 +152,17 @@ class Peers:
         # In a ring nothing can be registered: not all ranks could map it.
         numbers = 0 if self._limits.ring else MOST
         self._registry = Registry(
-            self._private, self.device, self._launcher, table, self._stream, numbers
+            self._private, self.device, self._launcher, table, windows.stream, numbers
         )
         for function in self._functions.values():
             _driver.make_ready(function.ptr)
-        _driver.synchronize(self._stream)
+        _driver.synchronize(windows.stream)
         self._watchdog = Watchdog(
-            {rank: fact.pid for rank, fact in enumerate(self._facts) if rank != self._rank},
+            {rank: pid for rank, pid in self._pids.items() if rank != self._rank},
             self._launcher.stop,
         )
         #: The compiled fast path; see `_launch.Launcher.serve`.
         self.serve = self._launcher.serve
-
-    def _channels(self) -> tuple[tuple[int, ...], ...]:
-        """Of packets and in bulk, see `_launch.Launcher`; all slots lie in the window."""
-        limits, size = self._limits, self._size
-        packets, bulk = limits.region(size), limits.bulk_region(size)
-        steps = [self._allocate(8 * warps) for warps in (limits.warps, limits.bulk_warps)]
-        phases = 2 if size > 2 else 1
-        return (
-            (steps[0], limits.warps, limits.slot, 0, packets),
-            (steps[1], limits.bulk_warps, limits.bulk_slot, phases * packets, bulk),
-        )
-
-    def _allocate(self, nbytes: int) -> int:
-        address: int = _driver.allocate_mappable(nbytes)
-        self._owned.append(address)
-        _driver.clear(address, nbytes, self._stream)
-        return address
-
-    def _map(self, handle: bytes) -> int:
-        address: int = _driver.map(handle)
-        self._mapped.append(address)
-        return address
 
     def close(self) -> None:
         """Unmap the peers' memory and free this rank's.  Collective, but waits for no dead peer.
@@ -249,22 +172,19 @@ class Peers:
         """
         if self._launcher is not None:
             self._launcher.close()
-        owned, self._owned = self._owned, []
-        mapped, self._mapped = self._mapped, []
         registry, self._registry = self._registry, None
         try:
             with self._on_device():
                 _driver.synchronize_device()  # the watchdog ends waits for a process that has died
                 self._look_last()
                 self._end_watchdog()
-                for address in mapped:
-                    _driver.unmap(address)
+                self._windows.unmap()
                 if registry is not None:
                     registry.unmap_all()
-                self._free_own()
-                if _all_have_come(self._private, registry):
-                    for address in owned:
-                        _driver.free_mappable(address)
+                self._windows.free_stream()
+                self._free_alarm()
+                if all_have_come(self._private, registry):
+                    self._windows.free()
                     if registry is not None:
                         registry.let_all_go()
         except RuntimeError as error:
@@ -287,11 +207,8 @@ class Peers:
             self._watchdog.close()
             self._watchdog = None
 
-    def _free_own(self) -> None:
-        """Free what no kernel, no thread and no peer looks at any more."""
-        if self._stream:
-            _driver.free_stream(self._stream)
-            self._stream = 0
+    def _free_alarm(self) -> None:
+        """Free what no kernel and no thread looks at any more."""
         if self._alarm:
             if self._launcher is not None:
                 self._launcher.drop_alarm()
@@ -476,22 +393,6 @@ class Bound:
         """Let the buffers go, unless a graph has been made of it: that may be launched again."""
         if not self._captured:
             self._registered.close()
-
-
-#: Barriers that have not ended, which MPI does not let free, and what peers may have mapped still.
-_LEFT: list[tuple[MPI.Request, Any]] = []
-
-
-def _all_have_come(private: MPI.Intracomm, kept: Any) -> bool:
-    """Whether all ranks come here, within a time; else something is kept for good."""
-    request = private.Ibarrier()
-    end = time.monotonic() + PATIENCE
-    while not request.Test():
-        if time.monotonic() > end:
-            _LEFT.append((request, kept))
-            return False
-        os.sched_yield()
-    return True
 
 
 def _addresses(send: Any, recv: Any) -> list[int]:

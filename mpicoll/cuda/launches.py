@@ -86,10 +86,29 @@ class Limits(NamedTuple):
         """The same in bulk."""
         return self.bulk_warps * SLOTS * size * self.bulk_slot
 
+    def channels(self, size: int) -> tuple[tuple[int, int, int, int], ...]:
+        """Of packets and in bulk: warps, bytes of a slot, where the slots of a phase begin in the
+        window, bytes of those."""
+        packets, bulk = self.region(size), self.bulk_region(size)
+        return (
+            (self.warps, self.slot, 0, packets),
+            (self.bulk_warps, self.bulk_slot, self.phases(size) * packets, bulk),
+        )
+
+    def phases(self, size: int) -> int:
+        """Phases of a collective that have slots of their own."""
+        return 2 if size > 2 else 1
+
     def window(self, size: int) -> int:
         """Bytes of the window of one rank."""
-        phases = 2 if size > 2 else 1
-        return phases * (self.region(size) + self.bulk_region(size))
+        return self.phases(size) * (self.region(size) + self.bulk_region(size))
+
+    def neighbours(self, rank: int, size: int) -> set[int]:
+        """The ranks whose window a rank uses; its own it uses in any case."""
+        if not self.ring:
+            return {*range(size)}
+        place = self.ring.index(rank)
+        return {self.ring[place - 1], self.ring[(place + 1) % size]}
 
 
 class Launch(NamedTuple):

@@ -12,6 +12,12 @@ from mpi4py import MPI
 from mpicoll.base.peers import host
 from mpicoll.cuda import _driver
 
+#: What is said where not all GPUs can map each other's memory, but a ring of them can.
+IN_A_RING = (
+    "not all GPUs are linked by NVLink: all-reduce, reduce-scatter and all-gather go around a "
+    "ring, what else there is through the host"
+)
+
 #: Steps of the search for a ring.
 _MOST_STEPS = 100_000
 

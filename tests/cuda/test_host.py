@@ -17,7 +17,7 @@ from mpicoll.base import caller
 from mpicoll.buffers import parsing
 from mpicoll.comm import messages
 from mpicoll.comm.device import handle_of
-from mpicoll.cuda import driver, group, ipc, pinned, streams
+from mpicoll.cuda import driver, group, ipc, pinned, streams, windows
 from mpicoll.cuda.arrays import is_device, recognise
 from mpicoll.errors import MemoryGone, TransportWarning
 from mpicoll.requests.device import Enqueued
@@ -645,16 +645,17 @@ class Ended:
             synchronize_device=self.synchronize,
             **{name: self._teller(name) for name in OWN},
         )
-        monkeypatch.setattr(ipc, "_driver", cuda)
+        for module in (ipc, windows):
+            monkeypatch.setattr(module, "_driver", cuda)
         monkeypatch.setattr(ipc.Peers, "_on_device", lambda peers: contextlib.nullcontext())
         came = types.SimpleNamespace(Test=lambda: True)
         private = types.SimpleNamespace(
             Get_rank=lambda: 0, Get_size=lambda: 2, Ibarrier=lambda: came
         )
-        facts = [types.SimpleNamespace(multiprocessors=8)] * 2
+        facts = [types.SimpleNamespace(multiprocessors=8, pid=1)] * 2
         self.peers = ipc.Peers(private, 0, 3.0, facts, ipc.Limits())
-        self.peers._mapped, self.peers._owned, self.peers._alarm = [3], [5], 64
-        self.peers._stream = 9
+        mine, self.peers._alarm = self.peers._windows, 64
+        mine._mapped, mine._owned, mine.stream = [3], [5], 9
         if launcher:
             self.peers._launcher = types.SimpleNamespace(
                 close=self._teller("closed"),
@@ -718,8 +719,8 @@ def test_a_gpu_that_is_lost_may_still_look_at_the_alarm(monkeypatch):
 def test_what_a_peer_may_have_mapped_is_kept(monkeypatch):
     """Where it does not come in time; MPI forbids to free the barrier that waits for it."""
     ended, left = Ended(monkeypatch), []
-    monkeypatch.setattr(ipc, "_LEFT", left)
-    monkeypatch.setattr(ipc, "PATIENCE", 0.0)
+    monkeypatch.setattr(windows, "_LEFT", left)
+    monkeypatch.setattr(windows, "PATIENCE", 0.0)
     request = types.SimpleNamespace(Test=lambda: False)
     ended.peers._private.Ibarrier = lambda: request
     ended.peers._registry = registry = types.SimpleNamespace(unmap_all=lambda: None)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from fake_ranks import Cuda, Ranks, rank
 
-from mpicoll.cuda import ipc, links, registered
+from mpicoll.cuda import ipc, links, registered, windows
 from mpicoll.cuda.ipc import Peers
 from mpicoll.cuda.links import Facts
 
@@ -18,7 +18,7 @@ from mpicoll.cuda.links import Facts
 def cuda(monkeypatch):
     """The driver of all ranks, and what else they need of CuPy and the compiled part."""
     made = Cuda()
-    for module in (ipc, links, registered):
+    for module in (ipc, links, registered, windows):
         monkeypatch.setattr(module, "_driver", made)
     monkeypatch.setattr(ipc, "_launch", SimpleNamespace(Launcher=Launcher))
     monkeypatch.setattr(ipc.kernels, "compiled", lambda size, limits: compiled(made))
@@ -162,7 +162,7 @@ def test_links(cuda, answer, why):
     assert open_all() == [(False, why)] * 3
     assert open_all(2) == [(True, "")] * 2  # which do not use that link
     before = len(cuda.names("map"))
-    assert open_all(4) == [(True, ipc._IN_A_RING)] * 4  # 0, 1, 3, 2 do not either
+    assert open_all(4) == [(True, links.IN_A_RING)] * 4  # 0, 1, 3, 2 do not either
     assert len(cuda.names("map")) - before == 4 * 2
 
 
