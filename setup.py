@@ -29,6 +29,7 @@ _PARTS = (
     "_routes",
     "_fast_path",
     "_starter",
+    "_messages",
     "_methods",
 )
 ENGINE = tuple(f"mpicoll.engine.{part}" for part in _PARTS)

@@ -55,7 +55,7 @@ ORDER = {
         "agree watch trace family handles unavailable > settings places > schedules"
     ),
     "mpicoll.engine": (
-        "__init__ > windows > transport > _starter _methods > _fast_path > _routes > "
+        "__init__ > windows > transport > _starter _messages > _methods > _fast_path > _routes > "
         "_packing _library _flight > _signature > _datatypes > "
         "_execution > _folding > _program > _transport > "
         "scaling > runner lowering planning > rows > plan lanes > spans progress"
@@ -65,8 +65,8 @@ ORDER = {
         "staged device_packing > packing typemaps integers"
     ),
     "mpicoll.cuda": (
-        "__init__ > streams group > folds arrays pinned pieces ipc > "
-        "kernels driver links registered windows _launch > launches > keys liveness transports _driver"
+        "__init__ > streams group > folds arrays pinned pieces ipc > kernels driver links "
+        "registered windows _launch > launches > keys liveness transports _driver"
     ),
     "mpicoll.simulate": (
         "__init__ > simulation > compiled rounds critical_path > clock > machine > "

@@ -5,14 +5,13 @@ They take the place of functions of a class, which make all other calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
 from mpi4py import MPI
 
 from mpicoll.engine import transport
-from mpicoll.runtime.alarm import Alarm
 from mpicoll.schedule.methods import METHODS, STARTED
 
 #: mpi4py's methods.
@@ -23,6 +22,9 @@ _DEFAULTS = (None, None, None, 0, None, None)
 _ALGORITHM = len(_DEFAULTS) - 1
 #: A keyword that changes nothing where it is False.
 _SWITCH = "reproducible"
+#: Of methods that send or receive and return then: where among the arguments the buffer to send is,
+#: and the one to receive; 0: there is none.
+_BLOCKING = {"Send": (1, 0), "Recv": (0, 1), "Sendrecv": (1, 4)}
 
 
 def set_collectives(kind: type) -> None:
@@ -43,13 +45,13 @@ def set_messages(kind: type, places: Mapping[str, tuple[int, ...]]) -> None:
         places: by method, where among its arguments buffers are; the communicator is the first.
     """
     for name, buffers in places.items():
-        _set(kind, name, "Messages", getattr(_NATIVE, name), buffers)
-
-
-def set_objects(kind: type, names: Iterable[str]) -> None:
-    """Let a class of communicators make in C collectives of objects, where no rank may die."""
-    for name in names:
-        _set(kind, name, "OfObjects", getattr(_NATIVE, name), Alarm.made)
+        native = getattr(_NATIVE, name), buffers
+        if name in _BLOCKING:
+            code = vars(kind)[name].__code__
+            names = code.co_varnames[: code.co_argcount]
+            _set(kind, name, "Blocking", *native, names, *_BLOCKING[name])
+        else:
+            _set(kind, name, "Messages", *native)
 
 
 def _set(kind: type, name: str, usual: str, *arguments: Any) -> None:

@@ -2,7 +2,7 @@
 
 Those of mpi4py wait within the MPI library, where nobody hears of a death.  On a communicator that
 outlives its ranks objects travel as bytes, by the collectives of arrays; on all others they are
-mpi4py's.
+mpi4py's.  A process that has no communicator of the first kind has mpi4py's methods themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import accumulate
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from mpi4py import MPI
 
 from mpicoll.base.wording import plural
 from mpicoll.comm.blocking import Blocking
-from mpicoll.comm.compiled import set_objects
 from mpicoll.runtime.alarm import Alarm
 from mpicoll.runtime.state import find
 
@@ -30,7 +30,21 @@ _COMM: Any = MPI.Comm
 
 
 class Objects(Blocking):
-    """The lower-case methods of mpi4py's."""
+    """The lower-case methods of mpi4py's: its own until :func:`survive`."""
+
+
+def survive() -> None:
+    """Let communicators that outlive their ranks hear of deaths in lower-case methods."""
+    for name, function in vars(_Surviving).items():
+        if isinstance(function, FunctionType):
+            setattr(Objects, name, function)
+
+
+Alarm.at_first.append(survive)
+
+
+class _Surviving(Blocking):
+    """The lower-case methods where a communicator may outlive its ranks."""
 
     def barrier(self) -> None:
         """Wait until all ranks have entered."""
@@ -133,19 +147,8 @@ class Objects(Blocking):
         return [_dumped(each) for each in objects]
 
 
-set_objects(
-    Objects,
-    (
-        *("barrier", "bcast", "gather", "scatter", "allgather"),
-        *("alltoall", "reduce", "allreduce", "scan", "exscan"),
-    ),
-)
-
-
 def _survives(comm: Any) -> bool:
     """Whether a communicator outlives its ranks."""
-    if not Alarm.made.on:
-        return False
     state = comm._state or (find(comm) if comm else None)
     return state is not None and state.alarm is not None
 

@@ -11,34 +11,14 @@ cimport cython
 from cpython.object cimport PyObject
 from mpi4py cimport MPI
 
-cimport numpy as cnp
-
 from mpicoll.engine._fast_path cimport FastPath
-
-from array import array
-
-from mpi4py import MPI as _MPI
-
-cnp.import_array()
 
 
 cdef extern from "Python.h":
-    ctypedef struct PyTypeObject:
-        unsigned long tp_flags
-        Py_ssize_t tp_vectorcall_offset
     unsigned long Py_TPFLAGS_METHOD_DESCRIPTOR
     unsigned long Py_TPFLAGS_HAVE_VECTORCALL
-    ctypedef object (*vectorcallfunc)(PyObject *, PyObject **, size_t, PyObject *)
-    PyTypeObject *Py_TYPE(PyObject *)
-    vectorcallfunc PyVectorcall_Function(object)
-    Py_ssize_t PyVectorcall_NARGS(size_t)
     object PyVectorcall_Call(object, object, object)
-    object PyObject_Vectorcall(object, PyObject **, size_t, PyObject *)
     object PyMethod_New(object, object)
-    Py_ssize_t PyTuple_GET_SIZE(PyObject *)
-    PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t)
-    Py_ssize_t PyList_GET_SIZE(PyObject *)
-    PyObject *PyList_GET_ITEM(PyObject *, Py_ssize_t)
 
 cdef enum:
     # Places of what a collective takes, see `mpicoll.schedule.methods`; the last is the algorithm.
@@ -51,10 +31,6 @@ cdef enum:
     PLACES = 6
 
 cdef object _UNUSUAL = object()  # in place of what a call returns, which may be any other
-cdef frozenset _ON_HOST = frozenset((memoryview, bytearray, bytes, array, _MPI.buffer))
-cdef PyObject *_LIST = <PyObject *> list
-cdef PyObject *_TUPLE = <PyObject *> tuple
-cdef PyObject *_ARRAY = <PyObject *> cnp.ndarray
 
 
 @cython.auto_pickle(False)  # mpi4py's way holds
@@ -64,8 +40,6 @@ cdef class FastComm(MPI.Intracomm):
     Attributes:
         _fast_path: serves calls like earlier ones; None until there has been one.
     """
-
-    cdef public object _fast_path
 
 
 cdef class Usual:
@@ -209,11 +183,8 @@ cdef bint _place(
         every[self.places[i]] = arguments[1 + i]
         seen |= 1 << i
     for i in range(named):
-        for j in range(self.n):
-            # Names in a program's text and those of arguments are interned.
-            if PyTuple_GET_ITEM(names, i) == <PyObject *> self.names[j]:
-                break
-        else:
+        j = place_of(PyTuple_GET_ITEM(names, i), self.names)
+        if j < 0:
             if (
                 PyTuple_GET_ITEM(names, i) == <PyObject *> self.switch
                 and <object> arguments[n + i] is False
@@ -227,93 +198,3 @@ cdef bint _place(
     if ~seen & ((1 << self.required) - 1):  # one of the first is missing
         return False
     return not (self.counted and every[COUNTS] == <PyObject *> None)
-
-
-cdef class Native(Usual):
-    """Calls of a function of the MPI library's, where nothing speaks against it."""
-
-    cdef object native
-    cdef vectorcallfunc function  # what calls it
-
-    def __init__(self, native):
-        self.native, self.function = native, PyVectorcall_Function(native)
-        if self.function == NULL:
-            self.function = <vectorcallfunc> <void *> PyObject_Vectorcall
-
-    cdef object pass_on(self, PyObject **arguments, size_t given, PyObject *names):
-        """Call it."""
-        return self.function(<PyObject *> self.native, arguments, given, names)
-
-
-cdef class Messages(Native):
-    """Messages between two ranks from and to memory of the host.
-
-    Args:
-        native: the function of the MPI library that makes them.
-        places: where among the arguments buffers are; the communicator is the first.
-    """
-
-    cdef int n
-    cdef int places[2]
-
-    def __init__(self, native, places):
-        super().__init__(native)
-        self.n = len(places)
-        for i, place in enumerate(places):
-            self.places[i] = place
-
-    cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
-        cdef Py_ssize_t n = PyVectorcall_NARGS(given)
-        cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
-        for i in range(self.n):
-            if self.places[i] < n and not _is_on_host(arguments[self.places[i]]):
-                return _UNUSUAL
-        for i in range(n, n + named):  # any of them may be a buffer
-            value = <object> arguments[i]
-            if not (
-                type(value) is int or type(value) is MPI.Status or _is_on_host(arguments[i])
-            ):
-                return _UNUSUAL
-        return self.pass_on(arguments, given, names)
-
-
-cdef bint _is_on_host(PyObject *buf) except -1:
-    """Whether it is clear at once that a buffer is in memory of the host."""
-    cdef PyObject *kind = <PyObject *> Py_TYPE(buf)
-    if kind == _LIST:
-        if PyList_GET_SIZE(buf) == 0:
-            return False
-        buf = PyList_GET_ITEM(buf, 0)
-        kind = <PyObject *> Py_TYPE(buf)
-    elif kind == _TUPLE:
-        if PyTuple_GET_SIZE(buf) == 0:
-            return False
-        buf = PyTuple_GET_ITEM(buf, 0)
-        kind = <PyObject *> Py_TYPE(buf)
-    return kind == _ARRAY or buf == <PyObject *> None or <object> kind in _ON_HOST
-
-
-cdef class Switch:
-    """Off or on."""
-
-    cdef public bint on
-
-
-cdef class OfObjects(Native):
-    """Collectives of objects.
-
-    Args:
-        native: the function of the MPI library that makes them.
-        unless: on where they are not usual any more.
-    """
-
-    cdef Switch unless
-
-    def __init__(self, native, Switch unless not None):
-        super().__init__(native)
-        self.unless = unless
-
-    cdef object call(self, PyObject **arguments, size_t given, PyObject *names):
-        if self.unless.on:
-            return _UNUSUAL
-        return self.pass_on(arguments, given, names)

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
+from typing import ClassVar
 
 from mpi4py import MPI
 
 from mpicoll.base import peers
 from mpicoll.base.deaths import dead, survives
 from mpicoll.base.forming import forming
-from mpicoll.engine import transport
 from mpicoll.errors import MemoryGone, RankLost
 from mpicoll.runtime.watch import shared_rows
 
@@ -74,14 +72,15 @@ class Alarm:
         private: carries the messages of its collectives.  Collective over it.
 
     Attributes:
-        made: on once this process has made one.
+        at_first: functions to call when this process makes its first one.
         lost: what is raised from the first death on; None before.
     """
 
-    made: Any = SimpleNamespace(on=False) if transport.Switch is None else transport.Switch()
+    at_first: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(self, private: MPI.Intracomm) -> None:
-        Alarm.made.on = True
+        while Alarm.at_first:
+            Alarm.at_first.pop()()
         self._rank = private.Get_rank()
         with forming(private):
             self._control = MPI.Intracomm(private.Split(0, self._rank))

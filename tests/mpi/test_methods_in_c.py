@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from mpicoll.comm import Intracomm, objects
 from mpicoll.engine import transport
-from mpicoll.runtime.alarm import Alarm
 from mpicoll.schedule.methods import METHODS
 
 pytestmark = [
@@ -30,7 +29,7 @@ def ours():
     yield from on_fast_path()
 
 
-@pytest.mark.parametrize("name", [*COLLECTIVES, *MESSAGES, *OBJECTS])
+@pytest.mark.parametrize("name", [*COLLECTIVES, *MESSAGES])
 def test_a_method_looks_like_its_function(name):
     method = getattr(Intracomm, name)
     assert type(method) is transport.Method
@@ -139,62 +138,20 @@ def test_a_bound_method_can_be_kept(ours):
     assert repr(allreduce).startswith("<bound method Blocking.Allreduce of ")
 
 
-@pytest.mark.parametrize(
-    "buffers",
-    [
-        lambda x: (x, x.copy()),
-        lambda x: ([x, MPI.DOUBLE], (x.copy(), 2, MPI.DOUBLE)),
-        lambda x: (bytearray(x.tobytes()), memoryview(x.copy())),
-        lambda x: (MPI.buffer(x), MPI.buffer(x.copy())),
-    ],
-)
-def test_messages(ours, buffers):
-    right, left = (RANK + 1) % P, (RANK - 1) % P
-    sent, received = buffers(np.array([RANK, 2.0]))
-    ours.Sendrecv(sent, right, 3, received, left, 3)
-    memory = received[0] if isinstance(received, (list, tuple)) else received
-    assert np.frombuffer(memory).tolist() == [left, 2.0]
-    status = MPI.Status()
-    request = ours.Isend(sent, dest=right, tag=4)
-    ours.Recv(received, source=left, tag=4, status=status)
-    request.Wait()
-    assert (status.source, status.tag) == (left, 4)
-
-
-@pytest.mark.parametrize(
-    ("given", "named", "usual"),
-    [
-        ((np.zeros(1), 0), {}, True),
-        ((np.zeros(1),), {"dest": 0, "tag": 3, "status": MPI.Status()}, True),
-        ((), {"buf": [np.zeros(1), MPI.DOUBLE], "dest": 0}, True),
-        ((np.zeros(1),), {"status": None}, True),
-        ((object(), 0), {}, False),
-        (([object(), 1], 0), {}, False),
-        ((np.zeros(1),), {"recvbuf": object()}, False),
-    ],
-)
-def test_what_may_be_in_device_memory_is_left_to_the_function(given, named, usual):
-    made = transport.Messages(lambda *given, **named: (True, given, named), (1,))
-    method = transport.Method(lambda *given, **named: (False, given, named), made)
-    assert method(None, *given, **named) == (usual, (None, *given), named)
-
-
-def test_messages_of_nothing(ours):
-    ours.Sendrecv(None, MPI.PROC_NULL, recvbuf=None, source=MPI.PROC_NULL)
-    ours.Sendrecv([None, 0, MPI.BYTE], MPI.PROC_NULL, 0, [None, 0, MPI.BYTE], MPI.PROC_NULL)
-    for message in ([], ()):
-        ours.Send(message, MPI.PROC_NULL)  # mpi4py takes it, too
-
-
-def test_objects_are_looked_after_once_a_rank_may_die(ours, monkeypatch):
-    asked = []
+def test_objects_are_mpi4pys_until_a_rank_may_die(ours, monkeypatch):
+    asked, before = [], dict(vars(objects.Objects))
+    assert not before.keys() & {*OBJECTS}
     monkeypatch.setattr(objects, "_survives", lambda comm: bool(asked.append(comm)))
-    monkeypatch.setattr(Alarm.made, "on", False)
     assert ours.bcast(RANK, P - 1) == P - 1
     assert not asked
-    monkeypatch.setattr(Alarm.made, "on", True)
-    assert ours.bcast(RANK, root=P - 1) == P - 1
-    assert asked == [ours]
+    objects.survive()
+    try:
+        assert ours.bcast(RANK, root=P - 1) == P - 1
+        assert asked == [ours]
+        assert all(name in vars(objects.Objects) for name in OBJECTS)
+    finally:
+        for name in vars(objects.Objects).keys() - before:
+            delattr(objects.Objects, name)
 
 
 def test_what_is_not_made_whole_cannot_be_called():
