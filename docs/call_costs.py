@@ -33,7 +33,6 @@ def pages() -> dict[str, str]:
     if not RECORDS.exists():
         return {"call_costs.inc": "Not recorded yet."}
     found: dict[Machine, dict[Row, list[dict[str, Any]]]] = {}
-    launches: Counter[Machine] = Counter()
     machine: Machine = "", 0, ""
     for line in map(json.loads, RECORDS.read_text(encoding="utf-8").splitlines()):
         if "method" in line:
@@ -41,10 +40,9 @@ def pages() -> dict[str, str]:
             found.setdefault(machine, {}).setdefault(row, []).append(line)
         else:
             machine = library(line["mpi"]), line["ranks"], line["processor"]
-            launches[machine] += 1
     head = ["library", "ranks", "processor", "launches", "rows", "mean", "non-blocking", "slower"]
     rows = [
-        [*map(str, machine), str(launches[machine]), *summary(found[machine])]
+        [*map(str, machine), str(max(map(len, found[machine].values()))), *summary(found[machine])]
         for machine in sorted(found)
     ]
     first = max(found, key=lambda machine: (machine[0], -machine[1]))
