@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import accumulate
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpicoll.base.wording import plural
@@ -22,7 +21,10 @@ from mpicoll.comm.blocking import Blocking
 from mpicoll.runtime.alarm import Alarm
 from mpicoll.runtime.state import find
 
-_Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 _Op = Callable[[Any, Any], Any]
 
 #: mpi4py's methods, which are found more slowly by ``super()``.
