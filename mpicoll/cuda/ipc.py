@@ -172,19 +172,19 @@ class Peers:
         """
         if self._launcher is not None:
             self._launcher.close()
-        registry, self._registry = self._registry, None
+        windows, registry, self._registry = self._windows.take(), self._registry, None
         try:
             with self._on_device():
                 _driver.synchronize_device()  # the watchdog ends waits for a process that has died
                 self._look_last()
                 self._end_watchdog()
-                self._windows.unmap()
+                windows.unmap()
                 if registry is not None:
                     registry.unmap_all()
-                self._windows.free_stream()
+                windows.free_stream()
                 self._free_alarm()
                 if all_have_come(self._private, registry):
-                    self._windows.free()
+                    windows.free()
                     if registry is not None:
                         registry.let_all_go()
         except RuntimeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 from mpi4py import MPI
@@ -41,6 +42,7 @@ class Windows:
         #: Everything of the making goes by a stream that waits for nothing else: on the device
         #: there may be calls of other communicators that wait for peers who come here first.
         self.stream = 0
+        self._own = 0
         self.handle = b""
         self.handles: list[bytes] = []
         self.addresses: list[int] = []
@@ -91,22 +93,25 @@ class Windows:
         _driver.clear(address, nbytes, self.stream)
         return address
 
+    def take(self) -> Windows:
+        """All that is to be freed, once: what is not freed then, the process keeps."""
+        taken = copy(self)
+        self._owned, self._mapped, self.stream = [], [], 0
+        return taken
+
     def unmap(self) -> None:
         """Unmap the windows of the others."""
-        mapped, self._mapped = self._mapped, []
-        for address in mapped:
+        for address in self._mapped:
             _driver.unmap(address)
 
     def free_stream(self) -> None:
         """Free the stream, when nothing uses it any more."""
         if self.stream:
             _driver.free_stream(self.stream)
-            self.stream = 0
 
     def free(self) -> None:
         """Free this rank's memory, when no peer has it mapped any more."""
-        owned, self._owned = self._owned, []
-        for address in owned:
+        for address in self._owned:
             _driver.free_mappable(address)
 
 

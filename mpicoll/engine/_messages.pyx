@@ -50,7 +50,11 @@ cdef int _know_numbers() except -1:
     for i in range(NUMBERS):
         _datatypes[i] = mpi.MPI_DATATYPE_NULL
     for code in "?bBhHiIlLqQfdgFDG":
-        _datatypes[dtype(code).num] = (<MPI.Datatype> _MPI.Datatype.fromcode(code)).ob_mpi
+        try:
+            datatype = _MPI.Datatype.fromcode(code)
+        except ValueError:  # mpi4py knows none
+            continue
+        _datatypes[dtype(code).num] = (<MPI.Datatype> datatype).ob_mpi
     return 0
 
 
@@ -131,9 +135,9 @@ cdef class Blocking(Messages):
         cdef mpi.MPI_Status *status = mpi.MPI_STATUS_IGNORE
         cdef mpi.MPI_Comm comm
         cdef int code
-        if not _sort(arguments, n, names, self.names, every):
+        if n == 0 or not isinstance(<object> arguments[0], MPI.Comm):
             return False
-        if every[0] == NULL or not isinstance(<object> every[0], MPI.Comm):
+        if not _sort(arguments, n, names, self.names, every):
             return False
         if self.send:
             if every[self.send + 1] == NULL or not _read(&send, every + self.send, 0, 0, False):
@@ -211,6 +215,7 @@ cdef bint _read(Message *self, PyObject **given, int peer, int tag, bint writes)
         not 0 <= number < NUMBERS
         or _datatypes[number] == mpi.MPI_DATATYPE_NULL
         or not cnp.PyArray_ISNOTSWAPPED(buffer)
+        or not cnp.PyArray_ISALIGNED(buffer)  # mpi4py refuses some
         or not (cnp.PyArray_IS_C_CONTIGUOUS(buffer) or cnp.PyArray_IS_F_CONTIGUOUS(buffer))
         or cnp.PyArray_SIZE(buffer) > INT_MAX
         or (writes and not cnp.PyArray_ISWRITEABLE(buffer))

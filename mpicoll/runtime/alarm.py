@@ -79,8 +79,9 @@ class Alarm:
     at_first: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(self, private: MPI.Intracomm) -> None:
-        while Alarm.at_first:
-            Alarm.at_first.pop()()
+        for call in Alarm.at_first:
+            call()
+        Alarm.at_first.clear()
         self._rank = private.Get_rank()
         with forming(private):
             self._control = MPI.Intracomm(private.Split(0, self._rank))

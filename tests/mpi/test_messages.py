@@ -1,6 +1,9 @@
 """Messages that go to the MPI library at once, and those that are left to mpi4py."""
 
 import inspect
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -152,6 +155,7 @@ READ_ONLY = np.frombuffer(bytes(8))
         ((np.zeros(2), np.int64(NOBODY)), {}, False),
         ((np.zeros(2), NOBODY, True), {}, False),
         ((memoryview(np.zeros(2)), NOBODY), {}, False),
+        ((np.zeros(17, "u1")[1:].view("f8"), NOBODY), {}, False),  # not aligned
     ],
 )
 def test_messages_that_are_sent_at_once(given, named, at_once):
@@ -188,13 +192,14 @@ def test_messages_that_are_received_at_once(given, named, at_once):
         ("Send", (np.zeros(2), 0, 0, 0), {}),
         ("Send", (np.zeros(2), 0), {"dest": 0}),
         ("Send", (np.zeros(2), "0"), {}),
+        ("Send", (np.zeros(17, "u1")[1:].view("f8"), 0), {}),
         ("Send", ([np.zeros(2), -1, MPI.DOUBLE], 0), {}),
         ("Recv", (np.zeros(2), NOBODY), {"status": 3}),
         ("Recv", (np.zeros(2), NOBODY), {"recvtag": 3}),
     ],
 )
 def test_wrong_messages_fail_as_mpi4pys(ours, name, given, named):
-    with pytest.raises((TypeError, ValueError, OverflowError, MPI.Exception)) as wrong:
+    with pytest.raises((TypeError, ValueError, KeyError, OverflowError, MPI.Exception)) as wrong:
         getattr(WORLD, name)(*given, **named)
     with pytest.raises(type(wrong.value)) as found:
         getattr(ours, name)(*given, **named)
@@ -207,3 +212,17 @@ def test_messages_from_anyone(ours):
     ours.Sendrecv(np.full(2, float(RANK)), right, 9, got, status=status)
     assert got.tolist() == [(RANK - 1) % P, (RANK - 1) % P, 0]
     assert (status.source, status.tag, status.Get_count(MPI.DOUBLE)) == ((RANK - 1) % P, 9, 2)
+
+
+def test_a_library_without_a_type_of_numpys_keeps_the_engine():
+    program = (
+        "from mpi4py import MPI; MPI._typedict.pop('G'); from mpicoll.engine import transport; "
+        "assert transport.Blocking is not None, transport.engine_problem()"
+    )
+    if RANK == 0:
+        alone = {name: value for name, value in os.environ.items() if "PMI" not in name}
+        subprocess.run(
+            [sys.executable, "-c", "import mpi4py; mpi4py.rc.initialize = False; " + program],
+            check=True,
+            env=alone,
+        )

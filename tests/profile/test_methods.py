@@ -81,3 +81,20 @@ def test_calls_are_told_by_place_and_bytes(sources):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == TOLD.strip()
+
+
+def test_deaths_are_heard_of_in_recorded_methods_of_objects():
+    """A recorded method calls the one that was there; that must not be mpi4py's own."""
+    program = """
+from mpi4py import MPI
+from mpicoll.comm import Intracomm, objects
+from mpicoll.profile.classes import Classes
+from mpicoll.profile.recorder import Recorder
+
+Classes(Recorder()).install(MPI.COMM_WORLD)
+asked = []
+objects._survives = asked.append
+assert Intracomm(MPI.COMM_SELF).bcast(7) == 7
+assert len(asked) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
