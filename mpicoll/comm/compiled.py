@@ -22,9 +22,8 @@ _DEFAULTS = (None, None, None, 0, None, None)
 _ALGORITHM = len(_DEFAULTS) - 1
 #: A keyword that changes nothing where it is False.
 _SWITCH = "reproducible"
-#: Of methods that send or receive and return then: where among the arguments the buffer to send is,
-#: and the one to receive; 0: there is none.
-_BLOCKING = {"Send": (1, 0), "Recv": (0, 1), "Sendrecv": (1, 4)}
+#: Methods that return when a message has been sent or received; a buffer is before its peer.
+_BLOCKING, _PEERS = ("Send", "Recv", "Sendrecv"), ("dest", "source")
 
 
 def set_collectives(kind: type) -> None:
@@ -49,7 +48,8 @@ def set_messages(kind: type, places: Mapping[str, tuple[int, ...]]) -> None:
         if name in _BLOCKING:
             code = vars(kind)[name].__code__
             names = code.co_varnames[: code.co_argcount]
-            _set(kind, name, "Blocking", *native, names, *_BLOCKING[name])
+            halves = (names.index(peer) - 1 if peer in names else 0 for peer in _PEERS)
+            _set(kind, name, "Blocking", *native, names, *halves)
         else:
             _set(kind, name, "Messages", *native)
 

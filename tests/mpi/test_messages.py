@@ -133,50 +133,39 @@ READ_ONLY = np.frombuffer(bytes(8))
 
 
 @pytest.mark.parametrize(
-    ("given", "named", "at_once"),
+    ("name", "given", "named", "at_once"),
     [
-        ((np.zeros(2), NOBODY), {}, True),
-        ((np.zeros(()), NOBODY, 3), {}, True),
-        ((np.zeros(0), NOBODY), {}, True),
-        ((READ_ONLY, NOBODY), {}, True),
-        ((np.zeros(2),), {"tag": 3, "dest": NOBODY}, True),
-        ((), {"dest": NOBODY, "buf": np.zeros(2)}, True),
-        (([np.zeros(2), MPI.DOUBLE], NOBODY), {}, True),
-        (([np.zeros(2), 1, MPI.DOUBLE], NOBODY), {}, True),
-        (([np.zeros(2), np.int64(1), MPI.DOUBLE], NOBODY), {}, False),
-        (([np.zeros(2), (1, 1), MPI.DOUBLE], NOBODY), {}, False),
-        (([np.zeros(2), MPI.INT64_T], NOBODY), {}, False),
-        (([np.zeros(2), 1, 1, MPI.DOUBLE], NOBODY), {}, False),
-        (([None, 0, MPI.DOUBLE], NOBODY), {}, False),
-        ((np.zeros((4, 4))[:, 1], NOBODY), {}, False),
-        ((np.zeros(2, ">f8"), NOBODY), {}, False),
-        ((np.zeros(2, "f2"), NOBODY), {}, False),
-        ((np.zeros(2, "M8[s]"), NOBODY), {}, False),
-        ((np.zeros(2), np.int64(NOBODY)), {}, False),
-        ((np.zeros(2), NOBODY, True), {}, False),
-        ((memoryview(np.zeros(2)), NOBODY), {}, False),
-        ((np.zeros(17, "u1")[1:].view("f8"), NOBODY), {}, False),  # not aligned
+        ("Send", (np.zeros(2), NOBODY), {}, True),
+        ("Send", (np.zeros(()), NOBODY, 3), {}, True),
+        ("Send", (np.zeros(0), NOBODY), {}, True),
+        ("Send", (READ_ONLY, NOBODY), {}, True),
+        ("Send", (np.zeros(2),), {"tag": 3, "dest": NOBODY}, True),
+        ("Send", (), {"dest": NOBODY, "buf": np.zeros(2)}, True),
+        ("Send", ([np.zeros(2), MPI.DOUBLE], NOBODY), {}, True),
+        ("Send", ([np.zeros(2), 1, MPI.DOUBLE], NOBODY), {}, True),
+        ("Send", ([np.zeros(2), np.int64(1), MPI.DOUBLE], NOBODY), {}, False),
+        ("Send", ([np.zeros(2), (1, 1), MPI.DOUBLE], NOBODY), {}, False),
+        ("Send", ([np.zeros(2), MPI.INT64_T], NOBODY), {}, False),
+        ("Send", ([np.zeros(2), 1, 1, MPI.DOUBLE], NOBODY), {}, False),
+        ("Send", ([None, 0, MPI.DOUBLE], NOBODY), {}, False),
+        ("Send", (np.zeros((4, 4))[:, 1], NOBODY), {}, False),
+        ("Send", (np.zeros(2, ">f8"), NOBODY), {}, False),
+        ("Send", (np.zeros(2, "f2"), NOBODY), {}, False),
+        ("Send", (np.zeros(2, "M8[s]"), NOBODY), {}, False),
+        ("Send", (np.zeros(2), np.int64(NOBODY)), {}, False),
+        ("Send", (np.zeros(2), NOBODY, True), {}, False),
+        ("Send", (memoryview(np.zeros(2)), NOBODY), {}, False),
+        ("Send", (np.zeros(17, "u1")[1:].view("f8"), NOBODY), {}, False),  # not aligned
+        ("Recv", (np.zeros(2), NOBODY), {}, True),
+        ("Recv", (np.zeros(2), NOBODY, 0, None), {}, True),
+        ("Recv", (np.zeros(2), NOBODY), {"status": MPI.Status()}, True),
+        ("Recv", (np.zeros(2),), {"source": NOBODY}, True),
+        ("Recv", (READ_ONLY, NOBODY), {}, False),
     ],
 )
-def test_messages_that_are_sent_at_once(given, named, at_once):
-    send, told = blocking("Send")
-    send(WORLD, *given, **named)
-    assert bool(told.asked) == (not at_once)
-
-
-@pytest.mark.parametrize(
-    ("given", "named", "at_once"),
-    [
-        ((np.zeros(2), NOBODY), {}, True),
-        ((np.zeros(2), NOBODY, 0, None), {}, True),
-        ((np.zeros(2), NOBODY), {"status": MPI.Status()}, True),
-        ((np.zeros(2),), {"source": NOBODY}, True),
-        ((READ_ONLY, NOBODY), {}, False),
-    ],
-)
-def test_messages_that_are_received_at_once(given, named, at_once):
-    recv, told = blocking("Recv")
-    recv(WORLD, *given, **named)
+def test_messages_that_go_to_the_library_at_once(name, given, named, at_once):
+    method, told = blocking(name)
+    method(WORLD, *given, **named)
     assert bool(told.asked) == (not at_once)
 
 
