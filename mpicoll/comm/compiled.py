@@ -49,7 +49,7 @@ def set_messages(kind: type, places: Mapping[str, tuple[int, ...]]) -> None:
             code = vars(kind)[name].__code__
             names = code.co_varnames[: code.co_argcount]
             halves = (names.index(peer) - 1 if peer in names else 0 for peer in _PEERS)
-            _set(kind, name, "Blocking", *native, names, *halves)
+            _set(kind, name, "BlockingMessages", *native, names, *halves)
         else:
             _set(kind, name, "Messages", *native)
 

@@ -102,7 +102,7 @@ cdef class Messages(Usual):
         return self.function(<PyObject *> self.native, arguments, given, names)
 
 
-cdef class Blocking(Messages):
+cdef class BlockingMessages(Messages):
     """Messages that have been sent or received when the method returns.
 
     Those of arrays of numbers go to the MPI library at once: mpi4py takes as long to find out what

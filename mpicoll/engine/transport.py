@@ -29,7 +29,7 @@ try:
     from mpicoll.engine._fast_path import FastPath
     from mpicoll.engine._flight import Airspace, CallCount, Flight, finish_all
     from mpicoll.engine._library import Direct
-    from mpicoll.engine._messages import Blocking, Messages
+    from mpicoll.engine._messages import BlockingMessages, Messages
     from mpicoll.engine._methods import Collectives, FastComm, Method
     from mpicoll.engine._packing import Packing, StridedPacking, TypedPacking
     from mpicoll.engine._signature import meet_tensor
@@ -41,7 +41,7 @@ except (ImportError, ValueError) as error:
     Execution = FastPath = Starter = None
     Airspace = CallCount = CountedPrequest = Flight = finish_all = None
     Direct = Packing = StridedPacking = TypedPacking = meet_tensor = None
-    Blocking = Collectives = Messages = Method = None
+    BlockingMessages = Collectives = Messages = Method = None
     describe = is_described = None
     #: A communicator that keeps a fast path, though no method looks for it.
     FastComm = type("FastComm", (MPI.Intracomm,), {"_fast_path": None})

@@ -125,7 +125,9 @@ def blocking(name):
     code, told = function.__code__, Told(getattr(MPI.Intracomm, name))
     names = code.co_varnames[: code.co_argcount]
     buffers, *halves = places[name]
-    return transport.Method(function, transport.Blocking(told, buffers, names, *halves)), told
+    return transport.Method(
+        function, transport.BlockingMessages(told, buffers, names, *halves)
+    ), told
 
 
 NOBODY = MPI.PROC_NULL
@@ -206,7 +208,7 @@ def test_messages_from_anyone(ours):
 def test_a_library_without_a_type_of_numpys_keeps_the_engine():
     program = (
         "from mpi4py import MPI; MPI._typedict.pop('G'); from mpicoll.engine import transport; "
-        "assert transport.Blocking is not None, transport.engine_problem()"
+        "assert transport.BlockingMessages is not None, transport.engine_problem()"
     )
     if RANK == 0:
         alone = {name: value for name, value in os.environ.items() if "PMI" not in name}
