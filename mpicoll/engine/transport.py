@@ -137,8 +137,9 @@ def _warn(message: str) -> None:
 
 
 def may_share(nodes: Sequence[int], transport: str) -> bool:
-    """Whether ranks on these nodes share memory, if nothing is against it."""
-    return transport != "mpi" and 1 < len(nodes) <= _RANKS and max(nodes) == 0
+    """Whether ranks on these nodes share memory, as far as this rank knows by itself."""
+    one_node = 1 < len(nodes) <= _RANKS and max(nodes) == 0
+    return one_node and transport != "mpi" and not engine_problem()
 
 
 def connect(private: MPI.Intracomm, transport: str) -> Transport:
