@@ -79,7 +79,8 @@ def test_any_datatype(base, makers):
     for make, counts in makers:
         made.append(make(made[-1] if made else base, counts))
     datatype = made[-1] if made else base
-    low, length = datatype.Get_true_extent()
+    # In MPICH no elements of a subarray have a negative one.
+    low, length = datatype.Get_true_extent() if datatype.size else (0, 0)
     memory = np.random.default_rng(3).integers(0, 256, length + 64, np.uint8)
     origin = 32 - low
     found = typemaps.runs(datatype)

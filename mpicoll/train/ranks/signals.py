@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import ctypes
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from mpi4py import MPI
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -36,35 +37,67 @@ def heard(ask: Callable[[], None]) -> Iterator[None]:
 
     Where one is inside another, both are asked: a signal that comes as the inner one ends, too
     late to stop it, still stops the outer one. A signal that something else than Python code
-    waits for is left to it.
+    waits for is left to it, but for the MPI library: MPICH waits for SIGUSR1 in every program.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {
-        number: signal.signal(number, _Ask(ask, signal.getsignal(number)))
-        for number in SIGNALS
-        if not _is_taken(number)
+        number: (signal.signal(number, _Ask(ask, signal.getsignal(number))), action)
+        for number, action in zip(SIGNALS, map(_action, SIGNALS), strict=True)
+        if not _is_taken(number, action)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, (handler, action) in before.items():
             signal.signal(number, handler)
+            _SYSTEM.sigaction(number, action, None)  # a handler that Python does not know
 
 
-def _is_taken(number: signal.Signals) -> bool:
-    """Whether a handler is set that Python does not know, as `faulthandler.register` sets one.
+class _Place(ctypes.Structure):
+    """``Dl_info``: the library that an address lies in, and the symbol."""
 
-    It could not be put back.
-    """
+    _fields_ = (
+        ("library", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+_SYSTEM = ctypes.CDLL(None)
+_SYSTEM.dladdr.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Place))
+
+#: More bytes than a ``struct sigaction`` has; the address of the handler comes first.
+_ROOM = 512
+
+
+def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:
+    """What the system does when a signal comes: a ``struct sigaction``."""
+    action = ctypes.create_string_buffer(_ROOM)
+    _SYSTEM.sigaction(number, None, action)
+    return action
+
+
+def _address(action: ctypes.Array[ctypes.c_char]) -> int | None:
+    """Of the handler in C; None if it is SIG_DFL."""
+    return ctypes.c_void_p.from_buffer(action).value
+
+
+def _is_taken(number: signal.Signals, action: ctypes.Array[ctypes.c_char]) -> bool:
+    """Whether a handler is set that Python does not know, as `faulthandler.register` sets one."""
     handler = signal.getsignal(number)
     if handler is None:
-        return True
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:
+        return True  # of before Python began; it could not be put back
+    address = _address(action)
+    if handler != signal.SIG_DFL or address is None:
         return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.M)
-    is_caught = caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
-    return handler == signal.SIG_DFL and is_caught
+    of_mpi = ctypes.cast(ctypes.CDLL(MPI.__file__).MPI_Init, ctypes.c_void_p).value
+    return _library_at(address) != _library_at(of_mpi)
+
+
+def _library_at(address: int | None) -> bytes | None:
+    place = _Place()
+    found = _SYSTEM.dladdr(address, ctypes.byref(place))
+    return place.library if found else None
