@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
-
-from mpi4py import MPI
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -93,7 +92,10 @@ def _is_taken(number: signal.Signals, action: ctypes.Array[ctypes.c_char]) -> bo
     address = _address(action)
     if handler != signal.SIG_DFL or address is None:
         return False
-    of_mpi = ctypes.cast(ctypes.CDLL(MPI.__file__).MPI_Init, ctypes.c_void_p).value
+    mpi = sys.modules.get("mpi4py.MPI")  # which a run in one process does not load
+    if mpi is None or mpi.__file__ is None:
+        return True
+    of_mpi = ctypes.cast(ctypes.CDLL(mpi.__file__).MPI_Init, ctypes.c_void_p).value
     return _library_at(address) != _library_at(of_mpi)
 
 
