@@ -10,7 +10,7 @@ import pytest
 from connected import connected
 from mpi4py import MPI
 
-from mpicoll import Intracomm, algorithms, hooks, ops
+from mpicoll import algorithms, hooks, ops
 from mpicoll.base import caller
 from mpicoll.engine import planning, progress, transport
 from mpicoll.errors import TransportWarning
@@ -547,18 +547,6 @@ def test_one_rank_without_engine_is_enough_for_python(monkeypatch):
     ours.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
     assert data.tolist() == [P * (P - 1) // 2] * 3
     ours.Free()
-
-
-def test_explain_knows_before_the_first_call_that_there_is_no_engine(monkeypatch):
-    monkeypatch.setattr(transport, "engine_problem", lambda: "of a test")
-    sizes = [1 << k for k in range(3, 25, 3)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fresh = Intracomm(WORLD.Dup())
-        said = [fresh.explain("allreduce", nbytes) for nbytes in sizes]
-        connected(fresh)
-    assert [fresh.explain("allreduce", nbytes) for nbytes in sizes] == said
-    fresh.Free()
 
 
 @pytest.fixture

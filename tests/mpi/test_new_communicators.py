@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import Intracomm
 from mpicoll.cuda import driver
+from mpicoll.engine import transport
 from mpicoll.errors import FallbackWarning
 from mpicoll.runtime import connections, first_calls
 
@@ -366,6 +368,18 @@ def test_a_connected_communicator_keeps_no_file_open(ours):
     assert open_files() == before
     for comm in live:
         comm.Free()
+
+
+def test_explain_knows_before_the_first_call_that_there_is_no_engine(monkeypatch):
+    monkeypatch.setattr(transport, "engine_problem", lambda: "of a test")
+    sizes = [1 << k for k in range(3, 25, 3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fresh = Intracomm(WORLD.Dup())
+        said = [fresh.explain("allreduce", nbytes) for nbytes in sizes]
+        connected(fresh)
+    assert [fresh.explain("allreduce", nbytes) for nbytes in sizes] == said
+    fresh.Free()
 
 
 def test_a_connection_with_a_topology_serves_no_other_communicator(ours, made):
