@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 from clouds import clouds
 from mpi4py import MPI
@@ -25,7 +26,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_parts_add_up_to_the_step(comm, folder, name):
-    """Of each rank, within 2 % of what a callback's clock says; no part is counted twice."""
+    """Of each rank; a callback after each step shows between which two steps it was called."""
     ends = []
 
     def look(step):
@@ -38,15 +39,20 @@ def test_parts_add_up_to_the_step(comm, folder, name):
     found = history.read(folder)
     for rank, steps in found.steps.items():
         parts = history.in_parts(steps)
-        whole = sum(row["seconds"] for row in parts[:-1])
         walls = comm.bcast(ends, root=rank)
-        # From the beginning of the first step until that of the last one: a step later here.
-        assert whole == pytest.approx(walls[-2] - walls[0] + parts[0]["seconds"], rel=0.02)
-        made = sum(sum(row[part] for part in history.PARTS_OF_A_STEP) for row in parts[:-1])
-        assert made == pytest.approx(steps[-1]["began"] - steps[0]["began"], rel=0.02)
-        named = made - sum(row["other"] for row in parts[:-1])
-        inside = sum(max(end for _, _, end in step["spans"]) for step in steps[:-1])
-        assert named == pytest.approx(inside, rel=0.02)
+        begins = [step["began"] for step in steps]
+        assert len(begins) == len(walls) == 20
+        moments = [moment for both in zip(begins, walls, strict=True) for moment in both]
+        assert moments == sorted(moments)
+        took = [row["seconds"] for row in parts[:-1]]
+        assert took == pytest.approx(np.diff(begins), rel=1e-3)
+        made = [sum(row[part] for part in history.PARTS_OF_A_STEP) for row in parts[:-1]]
+        assert made == pytest.approx(took, rel=1e-9)
+        # Nothing that a step has named is counted twice, and little has no name: the median,
+        # since a rank may lose its processor between two looks at the clock.
+        named = np.subtract(made, [row["other"] for row in parts[:-1]])
+        inside = [max(end for _, _, end in step["spans"]) for step in steps[:-1]]
+        assert np.median(named / inside) == pytest.approx(1, rel=0.02)
         assert all(row[part] >= 0 for row in parts for part in history.PARTS_OF_A_STEP)
     served = STRATEGIES[name].get("strategy") == "parameter_server"
     mean = history.parts(found)[0]
