@@ -31,6 +31,7 @@ _PARTS = (
     "_starter",
     "_messages",
     "_methods",
+    "_attributes",
 )
 ENGINE = tuple(f"mpicoll.engine.{part}" for part in _PARTS)
 #: Modules of Python that calls go through; compiled as they are, which saves 0.1 or 0.2

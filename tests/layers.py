@@ -56,7 +56,7 @@ ORDER = {
     ),
     "mpicoll.engine": (
         "__init__ > windows > transport > _starter _messages > _methods > _fast_path > _routes > "
-        "_packing _library _flight > _signature > _datatypes > "
+        "_attributes _packing _library _flight > _signature > _datatypes > "
         "_execution > _folding > _program > _transport > "
         "scaling > runner lowering planning > rows > plan lanes > spans progress"
     ),

@@ -24,6 +24,7 @@ from mpicoll.errors import TransportWarning
 
 _PROBLEM = ""
 try:
+    from mpicoll.engine._attributes import Attributes
     from mpicoll.engine._datatypes import describe, is_described
     from mpicoll.engine._execution import Execution
     from mpicoll.engine._fast_path import FastPath
@@ -42,7 +43,7 @@ except (ImportError, ValueError) as error:
     Airspace = CallCount = CountedPrequest = Flight = finish_all = None
     Direct = Packing = StridedPacking = TypedPacking = meet_tensor = None
     BlockingMessages = Collectives = Messages = Method = None
-    describe = is_described = None
+    Attributes = describe = is_described = None
     #: A communicator that keeps a fast path, though no method looks for it.
     FastComm = type("FastComm", (MPI.Intracomm,), {"_fast_path": None})
     if isinstance(error, ModuleNotFoundError):

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
+from mpicoll.engine import transport
+
 
 class Attached(Protocol):
     """What can be attached."""
@@ -16,23 +18,36 @@ class Attached(Protocol):
         """The handle is being freed."""
 
 
+class _Attributes:
+    """The engine's class where that cannot run, by mpi4py's attributes."""
+
+    def __init__(self) -> None:
+        self._keyval = MPI.Intracomm.Create_keyval(delete_fn=_freed)
+
+    def find(self, comm: MPI.Intracomm) -> Any:
+        return comm.Get_attr(self._keyval)
+
+    def attach(self, comm: MPI.Intracomm, attached: Attached) -> None:
+        comm.Set_attr(self._keyval, attached)
+
+
 def _freed(comm: MPI.Comm, keyval: int, attached: Attached) -> None:
     attached.close()
 
 
 @cache
-def _keyval() -> int:
-    return MPI.Intracomm.Create_keyval(delete_fn=_freed)
+def _attributes() -> Any:
+    return _Attributes() if transport.engine_problem() else transport.Attributes()
 
 
 def find(comm: MPI.Intracomm) -> Any:
     """What is attached to a communicator's handle, None if nothing is.  Local."""
-    return comm.Get_attr(_keyval())
+    return _attributes().find(comm)
 
 
 def attach(comm: MPI.Intracomm, attached: Attached) -> None:
     """Let something end with a communicator's handle, by whichever object that is freed.  Local."""
-    comm.Set_attr(_keyval(), attached)
+    _attributes().attach(comm, attached)
 
 
 def before_the_end(call: Callable[[], None]) -> None:

@@ -23,6 +23,50 @@ def test_what_is_never_freed_ends_with_the_job(job, ranks, finalize):
     assert out.replace("\n", "") == "done" * ranks  # lines of ranks may be mixed
 
 
+def test_a_communicator_is_freed_whatever_else_is_attached(job):
+    """mpi4py attaches a lock with the first object; MPICH has 32 attributes before it makes room.
+
+    While all are in use, the one that it has freed first leads nowhere.
+    """
+    status, out, err = job(
+        1,
+        """
+        MPI.COMM_SELF.Create_cart([1]).Free()
+        crowd = MPI.COMM_SELF.Dup()
+        for number in range(64):
+            crowd.Set_attr(MPI.Comm.Create_keyval(), number)
+            for freed_by in (Intracomm, MPI.Intracomm):
+                made = comm.Dup()
+                made.Barrier(algorithm="tree")
+                made.bcast(None)
+                freed_by.Free(made)
+                assert made == MPI.COMM_NULL
+        print("done")
+        """,
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
+def test_what_fails_while_a_communicator_is_freed_is_told(job):
+    status, out, err = job(
+        1,
+        """
+        from mpicoll.runtime import handles
+        class Attached:
+            def close(self):
+                raise OSError("no space left")
+        made = world.Dup()
+        handles.attach(made, Attached())
+        try:
+            made.Free()
+        except MPI.Exception as error:
+            print("told")
+        """,
+    )
+    assert (status, out) == (0, "told\n")
+    assert "OSError: no space left" in err
+
+
 def test_finalizing_frees_all(job):
     status, out, err = job(
         2,
