@@ -203,9 +203,6 @@ class Fake:
     def __init__(self):
         self.dead = []
 
-    def Get_attr(self, key):
-        return None
-
     def Get_failed(self):
         return self.Group(self.dead)
 
@@ -215,6 +212,7 @@ class Fake:
 
 def test_the_next_that_is_alive_answers(monkeypatch):
     monkeypatch.setattr(health, "_PAUSE", 0)
+    monkeypatch.setattr(health, "require_place", lambda comm: None)  # nobody has given it up
     comm = Fake()
     seen = health.Health(comm, ["a worker"] * 3 + ["a server"] * 3)
     seen.holders, seen.replaces = [[3, 4, 5], [4, 5, 3]], True
